@@ -396,6 +396,9 @@ def test_calls_after_the_first_are_checked_as_closely(store):
         (torch.zeros(8, 4, dtype=torch.float64), "dtype float32"),
         (torch.zeros(8, 4, device="meta"), "on the cpu"),
         (torch.zeros(129, dtype=torch.uint8)[1:].view(8, 16), "dtype float32"),
+        (torch.zeros(8, 4).to_sparse(), r"found float32 in torch.sparse_coo\n.*to_dense"),
+        (torch.zeros(8, 4).to_sparse_csr(), "found float32 in torch.sparse_csr"),
+        (np.zeros((8, 4), ">f4"), "found >f4"),
     ):
         with pytest.raises(ArgumentError, match=text):
             kernel(x, bad)

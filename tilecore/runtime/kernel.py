@@ -60,7 +60,7 @@ class LoadedKernel:
         if common and common.issuperset(map(type, arguments)) and self._ran(arguments):
             return
         quick = self._quick
-        if quick is None or not quick.accepts(arguments):
+        if quick is None or not _accepts(quick, arguments):
             accepted = tuple(check(self.parameters, arguments))
             if isinstance(quick, QuickChecks):
                 quick.learn(arguments)
@@ -111,6 +111,13 @@ class LoadedKernel:
             if failed is None:
                 raise
             raise failed from None
+
+
+def _accepts(quick: QuickCheck | QuickChecks, arguments: Sequence[Any]) -> bool:
+    try:
+        return quick.accepts(arguments)
+    except RuntimeError:  # of tensors that have no memory or strides
+        return False
 
 
 def check(
@@ -180,20 +187,20 @@ def _scalar(position: int, spec: ParameterSpec, argument: Any) -> Any:
 def _checked(
     position: int, spec: ParameterSpec, tensor: Any, values: Mapping[str, int], device: str
 ) -> TensorView:
-    found = view(tensor, spec.dtype)
-
     def fail(expected: str, actual: str, hint: str = "") -> ArgumentError:
         return ArgumentError(
             position=position, name=spec.name, expected=expected, found=actual, hint=hint
         )
 
+    found = view(tensor, spec.dtype)
     if found is None:
         raise fail("a torch.Tensor or numpy.ndarray", type(tensor).__name__)
     if found.device != device:
         hint = f"move it with .{device}()"
         raise fail(f"a tensor on the {device}", f"one on {found.device}", hint)
     if found.dtype != spec.dtype:
-        raise fail(f"dtype {DType(spec.dtype).storage}", found.dtype)
+        hint = "" if found.is_dense else "call .to_dense()"
+        raise fail(f"dtype {DType(spec.dtype).storage}", found.dtype, hint)
     shape = spec.shape
     if len(found.shape) != len(shape):
         raise fail(f"rank {len(shape)} (shape {dims.show(shape)})", f"rank {len(found.shape)}")

@@ -20,7 +20,8 @@ _PAIRS = {
 class TensorView:
     """A tensor's memory. ``strides`` are in elements; ``handle`` is what the kernel is given.
 
-    ``itemsize`` bytes hold ``per_item`` elements.
+    ``itemsize`` bytes hold ``per_item`` elements. One that is not dense has no strides, and a
+    ``dtype`` of its own.
     """
 
     handle: Any
@@ -33,6 +34,7 @@ class TensorView:
     is_contiguous: bool
     is_readonly: bool = False
     per_item: int = 1
+    is_dense: bool = True
 
     @property
     def size_bytes(self) -> int:
@@ -79,7 +81,7 @@ def _numpy_view(array: np.ndarray[Any, Any]) -> TensorView:
     return TensorView(
         handle=_numpy_handle(array, readonly),
         device="cpu",
-        dtype=array.dtype.name,
+        dtype=array.dtype.name if array.dtype.isnative else array.dtype.str,
         shape=array.shape,
         strides=tuple(s // max(1, array.itemsize) for s in array.strides),
         itemsize=array.itemsize,
@@ -113,6 +115,12 @@ def _writable(array: np.ndarray[Any, Any]) -> Any:
 
 def _torch_view(tensor: Any) -> TensorView:
     dtype = str(tensor.dtype).removeprefix("torch.")
+    if str(tensor.layout) != "torch.strided":
+        return TensorView(
+            handle=tensor, device=tensor.device.type, dtype=f"{dtype} in {tensor.layout}",
+            shape=tuple(tensor.shape), strides=(0,) * tensor.ndim, itemsize=tensor.element_size(),
+            address=0, is_contiguous=False, is_dense=False,
+        )  # fmt: skip
     handle = tensor.detach() if tensor.requires_grad else tensor
     if dtype.startswith("float8"):
         handle = handle.view(sys.modules["torch"].uint8)  # kernels take the bytes
