@@ -318,3 +318,87 @@ def test_descriptors_of_many_products_do_not_spill():
     cubin = compile_cuda(source.text, source.arch)
     (features,) = read_features(cubin.data, source.arch).values()
     assert (cubin.spills, features.opcodes["HGMMA"]) == (0, 2 * (4 + 2 * 4 * parts))
+
+
+@pytest.mark.few(1)
+def test_a_reduction_in_which_threads_meet_waits_for_products():
+    """What their tiles hold may be replaced behind it, as behind a barrier."""
+    M, N, K = 128, 64, 64
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"),
+        X: T.Tensor((M, N), "float32"), C: T.Tensor((M, N), "float32"),
+        D: T.Tensor((K, N), "float16"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=256):
+            A_s = T.alloc_shared((M, K), "float16")
+            B_s = T.alloc_shared((K, N), "float16")
+            C_l = T.alloc_fragment((M, N), "float32")
+            x = T.alloc_fragment((M, N), "float32")
+            sums = T.alloc_fragment((N,), "float32")
+            T.copy(A, A_s)
+            T.copy(B, B_s)
+            T.copy(X, x)
+            T.clear(C_l)
+            T.gemm(A_s, B_s, C_l)
+            T.reduce_sum(x, sums, dim=0)
+            for i, j in T.Parallel(K, N):
+                B_s[i, j] = sums[j]
+            T.copy(C_l, C)
+            T.copy(B_s, D)
+
+    rng = np.random.default_rng(4)
+    a, b = (rng.uniform(-1, 1, s).astype(np.float16) for s in ((M, K), (K, N)))
+    x = rng.integers(-4, 5, (M, N)).astype(np.float32)
+    c, d = np.zeros((M, N), np.float32), np.zeros((K, N), np.float16)
+    run_emulated(main, "h100", [a, b, x, c, d], ALL_SCHEDULES)
+    np.testing.assert_allclose(c, a.astype(np.float32) @ b.astype(np.float32), atol=1e-4)
+    np.testing.assert_array_equal(d, np.broadcast_to(x.sum(0), (K, N)))
+
+
+@pytest.mark.few(1)
+def test_iterations_with_reductions_in_which_threads_meet_do_not_overlap():
+    """They stand in place of barriers around the tile of weights, in the order of the program."""
+    rows, keys, dim, steps = 128, 64, 64, 3
+
+    @T.prim_func
+    def main(
+        Q: T.Tensor((rows, dim), "float16"), K: T.Tensor((steps * keys, dim), "float16"),
+        V: T.Tensor((steps * keys, dim), "float16"), Out: T.Tensor((rows, dim), "float32"),
+        tops: T.Tensor((keys,), "float32"), sums: T.Tensor((keys,), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=256):
+            q = T.alloc_shared((rows, dim), "float16")
+            k = T.alloc_shared((keys, dim), "float16")
+            v = T.alloc_shared((keys, dim), "float16")
+            weights = T.alloc_shared((rows, keys), "float16")
+            scores = T.alloc_fragment((rows, keys), "float32")
+            out = T.alloc_fragment((rows, dim), "float32")
+            top = T.alloc_fragment((keys,), "float32")
+            total = T.alloc_fragment((keys,), "float32")
+            T.copy(Q, q)
+            T.clear(out)
+            for n in T.Pipelined(steps, num_stages=2):
+                T.copy(K[n * keys, 0], k)
+                T.copy(V[n * keys, 0], v)
+                T.gemm(q, k, scores, transpose_B=True, clear_accum=True)
+                T.reduce_max(scores, top, dim=0)
+                T.copy(scores, weights)
+                T.reduce_sum(scores, total, dim=0)
+                T.gemm(weights, v, out)
+            T.copy(out, Out)
+            T.copy(top, tops)
+            T.copy(total, sums)
+
+    rng = np.random.default_rng(5)
+    shapes = ((rows, dim), (steps * keys, dim), (steps * keys, dim))
+    q, k, v = (rng.uniform(-1, 1, s).astype(np.float16) for s in shapes)
+    out, top, total = np.zeros((rows, dim), np.float32), *np.zeros((2, keys), np.float32)
+    plan = run_emulated(main, "h100", [q, k, v, out, top, total], ALL_SCHEDULES)
+    scores = q.astype(np.float32) @ k.astype(np.float32).T
+    weights = scores.astype(np.float16).astype(np.float32)
+    np.testing.assert_allclose(out, weights @ v.astype(np.float32), atol=2e-2)
+    np.testing.assert_allclose(top, scores[:, -keys:].max(0), atol=1e-3)
+    np.testing.assert_allclose(total, scores[:, -keys:].sum(0), atol=1e-3)
+    assert "do not overlap (threads meet in the loop)" in plan.explain()

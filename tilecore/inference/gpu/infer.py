@@ -125,7 +125,7 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
     ).find()
     nests = {s: n for s, n in nests.items() if not isinstance(s, For) or not _meets(s, barriers)}
     overlapped, why_not = with_overlaps(
-        memory.pipelines, gemms, held, barriers, teams.whole.count
+        memory.pipelines, gemms, held, barriers | meeting, teams.whole.count
     )
     notes = tuple(f"{t.name}: kept in shared memory ({why})" for t, why in fragments.shared.items())
     trade = registers_to_trade(launch, teams, target)

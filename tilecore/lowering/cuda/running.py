@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import tilecore.lowering.cuda.instructions as ptx
 from tilecore.inference.gpu.plan import GemmPlan
+from tilecore.inference.gpu.scratch import folds_across_warps
 from tilecore.ir import nodes
 from tilecore.ir.analysis import written_buffers
 from tilecore.ir.expr import Load
@@ -101,7 +102,7 @@ class RunningProducts:
     def before(self, stmt: Stmt) -> None:
         """Emit the wait that a statement needs."""
         is_body = isinstance(stmt, BODIES) and not self._is_quiet(stmt)
-        if stmt in self.owner.plan.barriers or is_body or isinstance(stmt, TOLD):
+        if self._meets_others(stmt) or is_body or isinstance(stmt, TOLD):
             self.drain(all_of_them=False)
         youngest = [n for n, r in enumerate(self.groups) if self._meets(r, stmt)]
         if youngest:
@@ -140,7 +141,14 @@ class RunningProducts:
         Threads do not meet in it, nor do products begin: what is under way before it is after it.
         """
         inside = list(walk(stmt))
-        return not any(isinstance(s, LOUD) or s in self.owner.plan.barriers for s in inside)
+        return not any(isinstance(s, LOUD) or self._meets_others(s) for s in inside)
+
+    def _meets_others(self, stmt: Stmt) -> bool:
+        """Return whether the threads meet before a statement, or within a reduction."""
+        plan = self.owner.plan
+        nest = plan.nests.get(stmt)
+        meets = nest is not None and folds_across_warps(nest, self.owner.isa.warp)
+        return meets or stmt in plan.barriers
 
     def _follows(self, gemm: Gemm, product: Running) -> bool:
         """Return whether a product adds to the sums of another as the same instruction does."""
