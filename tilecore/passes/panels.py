@@ -77,7 +77,7 @@ def rows_of_panel(launch: KernelLaunch, target: GpuTarget) -> int:
     """Return how many rows of the grid run together; 0: the program says it, or it is not clear."""
     if len(launch.block_vars) < 2 or launch.cluster or launch.thread_vars:
         return 0
-    if any(isinstance(s, Annotate) and s.key == SWIZZLE for s in walk(launch.body)):
+    if any(_says_order(s) for s in walk(launch.body)):
         return 0
     extents = [int_value(e) for e in launch.grid]
     if any(e == 1 for e in extents[:2]):
@@ -87,6 +87,13 @@ def rows_of_panel(launch: KernelLaunch, target: GpuTarget) -> int:
         return 0
     rows = round(math.sqrt(target.multiprocessors * across / down))
     return max(1, min(rows, extents[1] or rows))
+
+
+def _says_order(stmt: Stmt) -> bool:
+    """Return whether a statement asks for an order of blocks, or may wait for those before."""
+    is_hint = isinstance(stmt, Annotate) and stmt.key == SWIZZLE
+    is_of_grid = isinstance(stmt, nodes.Sync) and stmt.scope == "grid"
+    return is_hint or is_of_grid or isinstance(stmt, nodes.While)
 
 
 def bytes_by_axis(launch: KernelLaunch) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from tilecore.ir.analysis import writes
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Var, binary, const, int_value
 from tilecore.ir.nodes import (
+    RUNS_ON,
     Alloc,
     Annotate,
     Copy,
@@ -36,6 +37,7 @@ KNOWN = (
     Alloc, Annotate, Copy, For, Gemm, If, Seq, nodes.Fill, nodes.Let, nodes.Parallel, nodes.Reduce,
     nodes.Store,
 )  # fmt: skip
+LAYOUT = "layout"
 LEAST_STAGES = 2
 OPERANDS = 2  # tiles in flight: of one product, or of attention's two
 OTHER_REGISTERS = 24  # of a thread, beside fragments
@@ -66,7 +68,7 @@ class _Launches(Rewriter):
         if launch.thread_vars or launch.cluster:
             return False
         stmts = list(walk(launch.body))
-        if not all(isinstance(s, KNOWN) for s in stmts):
+        if not all(isinstance(s, KNOWN) for s in stmts) or any(map(_is_awaited, stmts)):
             return False
         gemms = [s for s in stmts if isinstance(s, Gemm)]
         loops = [s for s in stmts if isinstance(s, For)]
@@ -106,6 +108,13 @@ class _Launches(Rewriter):
             2 * stages * used > target.shared_per_multiprocessor
             or 2 * threads * by_thread > target.registers_per_multiprocessor
         )
+
+
+def _is_awaited(stmt: Stmt) -> bool:
+    """Return whether a statement is one of those that the program waits for, or such a wait."""
+    is_hint = isinstance(stmt, Annotate) and stmt.key in (SWIZZLE, LAYOUT)
+    runs_on = isinstance(stmt, Copy) and RUNS_ON in stmt.annotations
+    return runs_on or (isinstance(stmt, Annotate) and not is_hint)
 
 
 def _bytes(buffers: Sequence[nodes.Buffer]) -> int | None:
@@ -152,7 +161,7 @@ def _resident(launch: KernelLaunch, grid: Sequence[int], workers: int) -> Kernel
 
 
 def _is_layout(stmt: Stmt) -> bool:
-    return isinstance(stmt, Annotate) and stmt.key != SWIZZLE
+    return isinstance(stmt, Annotate) and stmt.key == LAYOUT
 
 
 def _rows(launch: KernelLaunch) -> int:

@@ -137,3 +137,64 @@ def test_softmax_beside_a_running_product_where_a_mask_is_conditional():
     loop = kernel[kernel.rindex("#pragma unroll 1") :]
     assert loop.index("tc_wgmma_wait_1();") < loop.index("tc_exp2(")
     assert "exp2f(" not in kernel
+
+
+def test_blocks_that_wait_for_others_keep_their_order():
+    size, block = 1024, 128
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((size, 64), "float16"), B: T.Tensor((64, size), "float16"),
+        done: T.Tensor((1,), "int32"), C: T.Tensor((size, size), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(size // block, size // block, threads=128) as (bx, by):
+            A_s = T.alloc_shared((block, 64), "float16")
+            B_s = T.alloc_shared((64, block), "float16")
+            C_l = T.alloc_fragment((block, block), "float32")
+            T.clear(C_l)
+            while done[0] < by * (size // block):  # the rows before this one are complete
+                pass
+            for _ in T.Pipelined(1, num_stages=2):
+                T.copy(A[by * block, 0], A_s)
+                T.copy(B[0, bx * block], B_s)
+                T.gemm(A_s, B_s, C_l)
+            T.copy(C_l, C[by * block, bx * block])
+            T.atomic_add(done[0], 1)
+
+    (launch,) = [s for s in walk(main.body) if isinstance(s, KernelLaunch)]
+    assert panels.bytes_by_axis(launch) == (64 * block * 2, 64 * block * 2)
+    assert panels.rows_of_panel(launch, parse_gpu_target("h100")) == 0
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("waits", [True, False])
+def test_blocks_whose_program_lets_stores_run_do_not_stay(waits):
+    """Its tile is free when the block ends: the next one of the same block would overwrite it."""
+    M, N, K, size = 256, 128, 64, 64
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"),
+        C: T.Tensor((M, N), "float16"),
+    ):  # fmt: skip
+        with T.Kernel(N // size, M // size, threads=128) as (bx, by):
+            A_s = T.alloc_shared((size, 32), "float16")
+            B_s = T.alloc_shared((32, size), "float16")
+            C_s = T.alloc_shared((size, size), "float16")
+            C_l = T.alloc_fragment((size, size), "float32")
+            T.clear(C_l)
+            for k in T.Pipelined(K // 32, num_stages=2):
+                T.copy(A[by * size, k * 32], A_s)
+                T.copy(B[k * 32, bx * size], B_s)
+                T.gemm(A_s, B_s, C_l)
+            T.copy(C_l, C_s)
+            T.tma_copy(C_s, C[by * size, bx * size])
+            if waits:
+                T.tma_store_wait(0)
+
+    rng = np.random.default_rng(7)
+    a, b = (rng.integers(-3, 4, s).astype(np.float16) for s in ((M, K), (K, N)))
+    c = np.zeros((M, N), np.float16)
+    _, source = run(main, replace(FEW, shared_per_multiprocessor=1024), [a, b, c])
+    np.testing.assert_array_equal(c, a @ b)
+    assert source.entries[0].grid == (2, 4, 1)
