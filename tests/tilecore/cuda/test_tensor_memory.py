@@ -477,3 +477,31 @@ def test_tiles_are_filled_and_read_back_in_parts():
     np.testing.assert_array_equal(y, expected)
     (launch,) = plan.launches.values()
     assert launch.tensor_columns == 64
+
+
+def test_threads_have_cleared_sums_before_one_of_them_runs_a_loop_of_products():
+    """Its length is the block's: no product knows that it is the first, so threads clear."""
+    rows, depth = 64, 32
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((2 * rows, 2 * depth), "float16"), B: T.Tensor((2 * depth, rows), "float16"),
+        C: T.Tensor((2 * rows, rows), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(2, threads=128) as bx:
+            A_s = T.alloc_shared((rows, depth), "float16")
+            B_s = T.alloc_shared((depth, rows), "float16")
+            sums = T.alloc_fragment((rows, rows), "float32")
+            T.clear(sums)
+            for k in T.Pipelined(bx + 1, num_stages=2):
+                T.copy(A[bx * rows, k * depth], A_s)
+                T.copy(B[k * depth, 0], B_s)
+                T.gemm(A_s, B_s, sums)
+            T.copy(sums, C[bx * rows, 0])
+
+    rng = np.random.default_rng(8)
+    a, b = (rng.integers(-3, 4, s).astype(np.float16) for s in ((128, 64), (64, 64)))
+    c = np.zeros((128, 64), np.float32)
+    run_emulated(main, "b200", [a, b, c], ALL_SCHEDULES)
+    a[:rows, depth:] = 0
+    np.testing.assert_array_equal(c, a.astype(np.float32) @ b.astype(np.float32))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import replace
 from itertools import combinations
+from types import MappingProxyType
 
 import numpy as np
 
@@ -49,6 +50,7 @@ class Barriers:
             what different teams do.
         loads: copies that are under way until a barrier of the program ends its phase.
         meeting: reductions whose threads meet between their reads and their writes.
+        alone: pipelines that one thread runs, with the product that each of their turns is.
     """
 
     def __init__(
@@ -59,9 +61,11 @@ class Barriers:
         teams: Teams,
         loads: Container[Stmt] = (),
         meeting: Container[Stmt] = (),
+        alone: Mapping[Stmt, nodes.Gemm] = MappingProxyType({}),
     ) -> None:
         self.launch, self.memory, self.pipelines = launch, memory, pipelines
         self.teams, self.loads, self.meeting = teams, loads, meeting
+        self.alone = alone
         self.has_waits = any(isinstance(s, nodes.Wait) or is_named(s) for s in walk(launch.body))
         self.left: list[Touched] = []  # of each loop around: where its turns are left early
         # Products that the program waits for: they may read their tiles beyond a barrier.
@@ -135,6 +139,9 @@ class Barriers:
                 return after.union(self._walk(other, touched) if other is not None else touched)
             case nodes.For(kind="vectorized") if self._is_at_once(stmt):  # none can stand inside
                 return self._touch(stmt, self._of(stmt), touched)
+            case nodes.For() if stmt in self.alone:
+                own = self._of_exprs(self.teams.team_around(stmt), *expressions(stmt))
+                return self._touch(stmt, own.union(self._of(self.alone[stmt])), touched)
             case nodes.For() | nodes.While():
                 return self._loop(stmt, touched)
             case _:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 
 from tilecore.amd_target import AmdTarget
@@ -32,6 +32,7 @@ from tilecore.inference.gpu.plan import (
     GpuLaunchPlan,
     GpuPlan,
     NestPlan,
+    Pipeline,
 )
 from tilecore.inference.gpu.products import plan_gemm
 from tilecore.inference.gpu.quads import plan_quads
@@ -40,7 +41,12 @@ from tilecore.inference.gpu.scratch import folds_across_warps
 from tilecore.inference.gpu.shared import sharing_memory
 from tilecore.inference.gpu.teams import Team, Teams, find_teams, registers_to_trade
 from tilecore.inference.gpu.tensor_memory import TensorMemory, find_tensor_memory
-from tilecore.inference.gpu.tensor_products import plan_tensor_product, with_reason, with_waits
+from tilecore.inference.gpu.tensor_products import (
+    only_product,
+    plan_tensor_product,
+    with_reason,
+    with_waits,
+)
 from tilecore.inference.gpu.vectors import wide_loops
 from tilecore.inference.uses import Context, enter
 from tilecore.ir import nodes
@@ -121,8 +127,9 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
     touched = sharing_memory(places) | {t: {t} for t in tensor.tiles}
     meeting = {s for s, n in nests.items() if folds_across_warps(n, target.threads_per_warp)}
     barriers, ends = Barriers(
-        launch, touched, memory.pipelines, teams, memory.loads, meeting
-    ).find()
+        launch, touched, memory.pipelines, teams, memory.loads, meeting,
+        _run_by_one_thread(memory.pipelines, gemms),
+    ).find()  # fmt: skip
     nests = {s: n for s, n in nests.items() if not isinstance(s, For) or not _meets(s, barriers)}
     overlapped, why_not = with_overlaps(
         memory.pipelines, gemms, held, barriers | meeting, teams.whole.count
@@ -160,6 +167,14 @@ def _check_single_copies(
                 hint="let a whole warp copy: `if tx < 32:` in place of `if tx == 0:`; boxes need "
                 "rows of a multiple of 16 bytes, and tiles at multiples of 128 bytes",
             )  # fmt: skip
+
+
+def _run_by_one_thread(
+    pipelines: Mapping[Stmt, Pipeline], gemms: Mapping[Stmt, GemmPlan]
+) -> dict[Stmt, Gemm]:
+    """Return the pipelines that do nothing but a product in tensor memory, with that."""
+    found = {s: only_product(p, gemms) for s, p in pipelines.items() if p.boxes}
+    return {s: product for s, product in found.items() if product is not None}
 
 
 def _meets(loop: For, barriers: Set[Stmt]) -> bool:
