@@ -11,6 +11,7 @@ from tests.tilecore.cuda.test_tile_programs import close, random
 from tests.tilecore.cuda.tile_programs import gemm
 from tilecore.emulator import ALL_SCHEDULES
 from tilecore.emulator.launch import emulate
+from tilecore.errors import InvalidConfig
 from tilecore.gpu_compiler import lower_gpu
 from tilecore.ir.nodes import KernelLaunch
 from tilecore.ir.visitor import walk
@@ -198,3 +199,12 @@ def test_blocks_whose_program_lets_stores_run_do_not_stay(waits):
     _, source = run(main, replace(FEW, shared_per_multiprocessor=1024), [a, b, c])
     np.testing.assert_array_equal(c, a @ b)
     assert source.entries[0].grid == (2, 4, 1)
+
+
+@pytest.mark.parametrize(("target", "tries"), [("sm_80", 2), ("h100", 3)])
+def test_what_does_not_fit_is_planned_once_without_each_pass_that_the_target_has(target, tries):
+    seen = []
+    func = product(1280, 1024, 64, (128, 256, 64), 8)
+    with pytest.raises(InvalidConfig, match="shared memory"):
+        lower_gpu(func, parse_gpu_target(target), lambda stage, _: seen.append(stage))
+    assert seen.count("settle") == tries
