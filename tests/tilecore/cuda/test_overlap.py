@@ -402,3 +402,47 @@ def test_iterations_with_reductions_in_which_threads_meet_do_not_overlap():
     np.testing.assert_allclose(top, scores[:, -keys:].max(0), atol=1e-3)
     np.testing.assert_allclose(total, scores[:, -keys:].sum(0), atol=1e-3)
     assert "do not overlap (threads meet in the loop)" in plan.explain()
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("flag", [0, 1])
+def test_products_that_only_one_branch_waits_for_are_still_under_way_behind_it(flag):
+    """What other warps multiply is not written before the threads have met once more."""
+    M, N, K = 128, 64, 64
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"),
+        flags: T.Tensor((1,), "int32"), C: T.Tensor((M, N), "float32"),
+        X: T.Tensor((M, N), "float32"), D: T.Tensor((K, N), "float16"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=256):
+            A_s = T.alloc_shared((M, K), "float16")
+            B_s = T.alloc_shared((K, N), "float16")
+            sums = T.alloc_fragment((M, N), "float32")
+            x = T.alloc_fragment((M, N), "float32")
+            T.copy(A, A_s)
+            T.copy(B, B_s)
+            T.clear(sums)
+            T.clear(x)
+            T.wgmma_gemm(A_s, B_s, sums)
+            if flags[0] > 0:
+                for _ in T.serial(2):
+                    for i, j in T.Parallel(M, N):
+                        x[i, j] += sums[i, j]
+            T.sync_threads()
+            for i, j in T.Parallel(K, N):
+                B_s[i, j] = 5
+            T.wait_wgmma(0)
+            T.copy(sums, C)
+            T.copy(x, X)
+            T.copy(B_s, D)
+
+    rng = np.random.default_rng(6)
+    a, b = (rng.integers(-2, 3, s).astype(np.float16) for s in ((M, K), (K, N)))
+    c, x = np.zeros((2, M, N), np.float32)
+    d = np.zeros((K, N), np.float16)
+    run_emulated(main, "h100", [a, b, np.array([flag], np.int32), c, x, d], ALL_SCHEDULES)
+    np.testing.assert_array_equal(c, a.astype(np.float32) @ b.astype(np.float32))
+    np.testing.assert_array_equal(x, 2 * flag * c)
+    assert (d == 5).all()

@@ -19,6 +19,7 @@ from tilecore.inference.gpu.plan import Pipeline
 from tilecore.inference.gpu.teams import Team, Teams
 from tilecore.inference.gpu.touches import Touch, Touched
 from tilecore.inference.gpu.turns import write_apart
+from tilecore.inference.gpu.under_way import UnderWay
 from tilecore.ir import nodes
 from tilecore.ir.analysis import reads, writes
 from tilecore.ir.bounds import linear
@@ -28,7 +29,7 @@ from tilecore.ir.named_barriers import is_named
 from tilecore.ir.nodes import Buffer, KernelLaunch, Stmt
 from tilecore.ir.polynomial import Key, structural_key
 from tilecore.ir.trips import trip_count
-from tilecore.ir.visitor import buffers_of, children, expressions, flat, walk, walk_expr
+from tilecore.ir.visitor import children, expressions, flat, walk, walk_expr
 
 
 class _Unordered(Exception):
@@ -68,8 +69,7 @@ class Barriers:
         self.alone = alone
         self.has_waits = any(isinstance(s, nodes.Wait) or is_named(s) for s in walk(launch.body))
         self.left: list[Touched] = []  # of each loop around: where its turns are left early
-        # Products that the program waits for: they may read their tiles beyond a barrier.
-        self.running: dict[nodes.Gemm, Touched] = {}
+        self.under_way = UnderWay()
         self.ahead = {id(c) for p in pipelines.values() for c in p.copies}
         self.before: set[Stmt] = set()
         self.ends: set[Stmt] = set()
@@ -92,7 +92,7 @@ class Barriers:
         found = self.before
         self.before = found - {stmt}
         self.left.clear()
-        self.running.clear()
+        self.under_way = UnderWay()
         try:
             self._walk(self.launch.body, Touched())
         except _Unordered:
@@ -108,19 +108,7 @@ class Barriers:
 
     def _walk(self, stmt: Stmt, touched: Touched) -> Touched:
         if id(stmt) in self.teams.apart:
-            own = self._of(stmt)
-            if (
-                stmt in self.before
-                or self._conflict(own, touched, self._are_apart)
-                or self._conflict(self._outside_roles(stmt), touched, lambda one, other: True)
-            ):
-                self._place(self.before, stmt)
-                touched = Touched()
-            after = touched.union(own)
-            for body in self._roles(stmt):
-                after = after.union(self._walk(body, touched))
-            meets = any(isinstance(s, nodes.Sync) and s.scope == "block" for s in walk(stmt))
-            return own if meets else after
+            return self._apart(stmt, touched)
         match stmt:
             case nodes.Seq(stmts=stmts):
                 for child in stmts:
@@ -135,33 +123,64 @@ class Barriers:
                 touched = self._touch(
                     stmt, self._of_exprs(self.teams.team_around(stmt), cond), touched
                 )
-                after = self._walk(then, touched)
-                return after.union(self._walk(other, touched) if other is not None else touched)
+                return self._branches(then, other, touched)
             case nodes.For(kind="vectorized") if self._is_at_once(stmt):  # none can stand inside
                 return self._touch(stmt, self._of(stmt), touched)
             case nodes.For() if stmt in self.alone:
                 own = self._of_exprs(self.teams.team_around(stmt), *expressions(stmt))
                 return self._touch(stmt, own.union(self._of(self.alone[stmt])), touched)
             case nodes.For() | nodes.While():
-                return self._loop(stmt, touched)
+                before = dict(self.under_way.read)
+                after = self._loop(stmt, touched)
+                if not _surely_runs(stmt):
+                    self.under_way.join(before)
+                return after
             case _:
                 return self._touch(stmt, self._of(stmt), touched)
+
+    def _apart(self, stmt: Stmt, touched: Touched) -> Touched:
+        """Return what is touched after a branch whose threads take roles."""
+        own = self._of(stmt)
+        if (
+            stmt in self.before
+            or self._conflict(own, touched, self._are_apart)
+            or self._conflict(self._outside_roles(stmt), touched, lambda one, other: True)
+        ):
+            self._place(self.before, stmt)
+            touched = Touched()
+        after = touched.union(own)
+        for body in self._roles(stmt):
+            after = after.union(self._walk(body, touched))
+        meets = any(isinstance(s, nodes.Sync) and s.scope == "block" for s in walk(stmt))
+        return own if meets else after
+
+    def _branches(self, then: Stmt, other: Stmt | None, touched: Touched) -> Touched:
+        """Return what is touched after a branch, whichever of the two is taken."""
+        before, known = dict(self.under_way.read), self.under_way.in_order
+        after = self._walk(then, touched)
+        if other is None:
+            self.under_way.join(before)
+            return after.union(touched)
+        beside, self.under_way = self.under_way, UnderWay(before, in_order=known)
+        after = after.union(self._walk(other, touched))
+        self.under_way.join(beside.read)
+        self.under_way.in_order &= beside.in_order
+        return after
 
     def _after(self, stmt: Stmt, touched: Touched) -> Touched:
         """Return what is still touched after a statement of the program that orders accesses."""
         match stmt:
             case nodes.Sync(scope="block" | "cluster" | "grid"):
-                return self._still_read()
+                return self.under_way.all_read()
             case nodes.Sync(scope="named_arrive"):
                 return touched
             case nodes.Sync(scope="group" | "named"):
-                return touched.without(self.teams.team(stmt)).union(self._still_read())
+                return touched.without(self.teams.team(stmt)).union(self.under_way.all_read())
             case nodes.Wait(buffer=buffer):  # what is under way has arrived
                 there = frozenset(t for t in touched.written if t.until is not buffer)
                 return Touched(touched.read, there)
             case nodes.Annotate(key="wait_products", value=pending):
-                for gemm in list(self.running)[: len(self.running) - pending]:
-                    del self.running[gemm]
+                self.under_way.wait(pending)
                 return touched
             case _:  # of a warp
                 return self._touch(stmt, self._of(stmt), touched)
@@ -260,39 +279,18 @@ class Barriers:
         return after.union(self.left.pop())
 
     def _touch(self, stmt: Stmt, own: Touched, touched: Touched) -> Touched:
-        self._await_products(stmt, own)
+        self.under_way.wait_for(stmt, own)
         if isinstance(stmt, nodes.Reduce) and stmt in self.meeting:
             read = frozenset(t for t in own.read if t.buffer is not stmt.dst.buffer)
             if self._conflict(Touched(read), touched, self._are_together):
                 self._place(self.before, stmt)
-            return Touched(written=own.written).union(self._still_read())
+            return Touched(written=own.written).union(self.under_way.all_read())
         if isinstance(stmt, nodes.Gemm) and stmt.in_group:
-            self.running.pop(stmt, None)  # it becomes the youngest
-            self.running[stmt] = Touched(read=own.read)
+            self.under_way.begin(stmt, own)
         if stmt in self.before or self._conflict(own, touched, self._are_together):
             self._place(self.before, stmt)
-            return own.union(self._still_read())
+            return own.union(self.under_way.all_read())
         return touched.union(own)
-
-    def _still_read(self) -> Touched:
-        """Return what products may read that no one has waited for yet."""
-        found = Touched()
-        for own in self.running.values():
-            found = found.union(own)
-        return found
-
-    def _await_products(self, stmt: Stmt, own: Touched) -> None:
-        """Forget the products that a statement waits for: it needs their sums, or writes a tile."""
-        written = {t.buffer.root for t in own.written}
-        used = buffers_of(stmt)
-        for gemm in list(self.running):
-            is_next = isinstance(stmt, nodes.Gemm) and stmt.c.buffer is gemm.c.buffer
-            if (gemm.c.buffer in used and not is_next) or (
-                written & {gemm.a.buffer.root, gemm.b.buffer.root}
-            ):
-                older = list(self.running)
-                for done in older[: older.index(gemm) + 1]:
-                    del self.running[done]
 
     def _are_together(self, one: Touch, other: Touch) -> bool:
         """Return whether a barrier before what ``one`` belongs to orders both."""

@@ -1,0 +1,81 @@
+"""Products that the program waits for (``T.wgmma_gemm``): those that may be under way.
+
+They may read their tiles beyond a barrier. A warpgroup completes them in the order in which they
+were issued; where ways join by which others were issued or waited for, that order is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tilecore.inference.gpu.touches import Touched
+from tilecore.ir import nodes
+from tilecore.ir.expr import Load
+from tilecore.ir.nodes import Gemm, Stmt
+from tilecore.ir.visitor import buffers_of, expressions, walk_expr
+
+BODIES = (nodes.If, nodes.For, nodes.While)  # what is inside waits by itself
+
+
+class UnderWay:
+    """The products that may be under way where a walk through a launch is.
+
+    Attributes:
+        read: what each of them reads.
+        in_order: whether all of them are under way, the oldest first.
+    """
+
+    def __init__(
+        self, read: Mapping[Gemm, Touched] | None = None, *, in_order: bool = True
+    ) -> None:
+        self.read = dict(read or {})
+        self.in_order = in_order
+
+    def begin(self, gemm: Gemm, own: Touched) -> None:
+        """Add a product, as the youngest."""
+        self.read.pop(gemm, None)
+        self.read[gemm] = Touched(read=own.read)
+
+    def wait(self, pending: int) -> None:
+        """Forget all but the youngest ``pending``."""
+        if self.in_order or not pending:
+            self._complete(len(self.read) - pending)
+
+    def wait_for(self, stmt: Stmt, own: Touched) -> None:
+        """Forget the products that a statement needs the sums of, or writes a tile of."""
+        written = {t.buffer.root for t in own.written}
+        used = buffers_of(stmt)
+        if isinstance(stmt, BODIES):
+            loaded = (n for e in expressions(stmt) for n in walk_expr(e) if isinstance(n, Load))
+            used = {n.buffer for n in loaded}
+        for gemm in [g for g in self.read if _is_awaited(g, stmt, used, written)]:
+            if gemm in self.read and self.in_order:
+                self._complete(list(self.read).index(gemm) + 1)
+            else:
+                self.read.pop(gemm, None)
+        self.in_order |= not self.read
+
+    def join(self, others: Mapping[Gemm, Touched]) -> None:
+        """Add the products that may be under way where threads come by another way."""
+        self.in_order &= list(others) == list(self.read)
+        self.read = {**others, **self.read}
+
+    def all_read(self) -> Touched:
+        """Return what they may read."""
+        found = Touched()
+        for own in self.read.values():
+            found = found.union(own)
+        return found
+
+    def _complete(self, count: int) -> None:
+        for gemm in list(self.read)[: max(0, count)]:
+            del self.read[gemm]
+        self.in_order |= not self.read
+
+
+def _is_awaited(
+    gemm: Gemm, stmt: Stmt, used: set[nodes.Buffer], written: set[nodes.Buffer]
+) -> bool:
+    is_next = isinstance(stmt, Gemm) and stmt.c.buffer is gemm.c.buffer
+    needs_sums = gemm.c.buffer in used and not is_next
+    return needs_sums or not written.isdisjoint((gemm.a.buffer.root, gemm.b.buffer.root))
