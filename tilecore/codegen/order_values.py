@@ -84,6 +84,13 @@ CALLS: dict[str, Callable[[Value, Value], Value]] = {
 }  # fmt: skip
 
 
+def _result(operate: Callable[[Value, Value], Value], a: Value, b: Value) -> Value:
+    try:
+        return operate(a, b)
+    except ZeroDivisionError:  # in a branch that is not taken: nothing is known of it
+        return None
+
+
 def binary(operate: Callable[[Value, Value], Value], a: Known, b: Known) -> Known:
     """Return the value of an operation on two values."""
     if operate is _both and (a is None or b is None):
@@ -93,7 +100,7 @@ def binary(operate: Callable[[Value, Value], Value], a: Known, b: Known) -> Know
     if a is None or b is None:
         return None
     if not callable(a) and not callable(b):
-        return operate(a, b)
+        return _result(operate, a, b)
     one, other = expression(a), expression(b)
     held: list[Value] = [None, None, None]  # what depends on threads alone is computed once
 
@@ -102,7 +109,7 @@ def binary(operate: Callable[[Value, Value], Value], a: Known, b: Known) -> Know
         if x is None or y is None:
             return None
         if x is not held[0] or y is not held[1]:
-            held[:] = x, y, operate(x, y)
+            held[:] = x, y, _result(operate, x, y)
         return held[2]
 
     return run

@@ -288,3 +288,24 @@ def test_the_proof_is_an_option_of_a_compilation():
         tilecore.compile(ring(waits=False), target="sm_80", pass_configs={"tc.check_order": True})
     with pytest.raises(TileError, match="check_order=7: expected True or False"):
         lowered(ring(), "sm_80", {"check_order": 7})
+
+
+def test_a_branch_that_is_not_taken_may_divide_by_what_is_0_there():
+    @T.prim_func
+    def program(
+        A: T.Tensor((256, 64), "float16"), B: T.Tensor((64, 64), "float16"),
+        C: T.Tensor((256, 64), "float16"),
+    ):  # fmt: skip
+        with T.Kernel(4, threads=128) as bx:
+            a = T.alloc_shared((64, 64), "float16")
+            b = T.alloc_shared((64, 64), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            T.clear(c)
+            if bx > 0:
+                for _ in T.Pipelined(12 // bx, num_stages=2):
+                    T.copy(A[bx * 64, 0], a)
+                    T.copy(B, b)
+                    T.gemm(a, b, c)
+            T.copy(c, C[bx * 64, 0])
+
+    tilecore.compile(program, target="h100", pass_configs={"tc.check_order": True})
