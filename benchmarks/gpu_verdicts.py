@@ -333,8 +333,8 @@ def _with_types(case: Case) -> Case:
 def _launch(
     driver: Any, library: Any, entry: Any, case: Case, addresses: Sequence[int], evaluate: Any
 ) -> None:
-    from tilecore.emulator.arguments import SCALARS
     from tilecore.runtime.driver import MAP_ALIGNMENT, MAP_BYTES, MapShape
+    from tilecore.runtime.launcher import SCALARS
 
     def three(extents: Sequence[Any]) -> tuple[int, ...]:
         return tuple(evaluate(e, case.sizes) for e in extents)

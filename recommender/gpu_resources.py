@@ -145,10 +145,11 @@ def block_resources(
     whole = _all_shared_bytes(launch, columns, stages) + beside_tiles
     stays = _stays(launch, columns, target, stages, threads) & (whole <= target.shared_per_block)
     shared = np.where(stays, whole, shared)
-    is_direct = shared > target.shared_per_block
-    direct = _shared_bytes(launch, columns, stages, is_staged=False) + beside_tiles
-    shared = np.where(is_direct, direct, shared)
-    sectors = np.where(is_direct, _sectors(launch, columns), 1.0)
+    is_direct, sectors = shared > target.shared_per_block, np.ones_like(shared)
+    if is_direct.any():
+        direct = _shared_bytes(launch, columns, stages, is_staged=False) + beside_tiles
+        shared = np.where(is_direct, direct, shared)
+        sectors = np.where(is_direct, _sectors(launch, columns), sectors)
     held = _fragment_registers(launch, columns, threads)
     operands = [p.operand_registers for p in found]
     beside = OTHER_REGISTERS + np.maximum.reduce([0 * threads, *operands])

@@ -19,12 +19,6 @@ TYPES = {
     # Only copied: what has their width.
     "int16": 1, "uint16": 1, "int64": 4, "uint64": 4,
 }  # fmt: skip
-SCALARS = {
-    "int8": ctypes.c_int8, "int16": ctypes.c_int16, "int32": ctypes.c_int32,
-    "int64": ctypes.c_int64, "uint8": ctypes.c_uint8, "uint16": ctypes.c_uint16,
-    "uint32": ctypes.c_uint32, "uint64": ctypes.c_uint64, "float32": ctypes.c_float,
-    "float64": ctypes.c_double, "bool": ctypes.c_bool,
-}  # fmt: skip
 MAX_BOX = 256
 MAP_ALIGNMENT = 128
 

@@ -13,12 +13,13 @@ import numpy as np
 from tilecore.codegen.cuda import CudaSource
 from tilecore.codegen.cuda_source import BEGIN
 from tilecore.device_code import KernelArgument, KernelEntry
-from tilecore.emulator.arguments import SCALARS, TensorMap, span
+from tilecore.emulator.arguments import TensorMap, span
 from tilecore.emulator.toolchain import load_kernel, load_runtime, shared_kernel
 from tilecore.emulator.translate import to_cpp
 from tilecore.errors import CompileFailed, EmulationError
 from tilecore.gpu_target import GpuTarget
 from tilecore.runtime.dims import evaluate
+from tilecore.runtime.launcher import SCALARS
 from tilecore.target import parse_target
 
 DELIVERIES = ("late", "early", "random")
