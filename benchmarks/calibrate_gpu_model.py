@@ -95,7 +95,7 @@ def read(paths: Sequence[Path], hardware: HardwareProfile) -> list[Measured]:
         space = SearchSpace.build(definition, json.loads(problem), hardware)
         legal = [c for c in known if space.contains(dict(c))]
         if len(legal) > 3:
-            columns = space.table([dict(c) for c in legal])
+            columns = space.known(space.table([dict(c) for c in legal]))
             found.append(
                 Measured(f"{kernel} {problem}", space, columns, np.array([known[c] for c in legal]))
             )

@@ -165,9 +165,8 @@ def resources(count: int) -> list[dict[str, Any]]:
                 definition, hardware = kernels.get(kernel), load_profile(profile)
                 space = SearchSpace.build(definition, definition.parse_problem(problem), hardware)
                 target, (launch,) = target_of(hardware), space.graph.launches
-                expected = block_resources(
-                    launch, space.columns, target, products(launch, space.columns, target)
-                )
+                known = space.known(space.columns)
+                expected = block_resources(launch, known, target, products(launch, known, target))
                 for row in rng.choice(len(space), min(count, len(space)), replace=False):
                     program = definition.program(space.problem, dict(space.config(row)))
                     made = compile(program, target, store=ArtifactStore(Path(folder)))

@@ -19,8 +19,8 @@ from recommender.gpu_resources import (
     target_of,
 )
 from recommender.hardware import HardwareProfile
-from recommender.limits import Limit
-from tilecore.graph import Contraction, TileGraph
+from recommender.limits import Limit, sizes_as_columns
+from tilecore.graph import Bindings, Contraction, TileGraph
 from tilecore.tile_config import KnobValue
 
 MANY_PRODUCTS = 3  # of a launch
@@ -29,8 +29,8 @@ MANY_PRODUCTS = 3  # of a launch
 class _Blocks:
     """What blocks take, computed once for all limits that look at the same configs."""
 
-    def __init__(self, graph: TileGraph, hardware: HardwareProfile) -> None:
-        self.graph, self.target = graph, target_of(hardware)
+    def __init__(self, graph: TileGraph, hardware: HardwareProfile, own: Columns) -> None:
+        self.graph, self.target, self._own = graph, target_of(hardware), own
         self._key: tuple[int, ...] = ()
         self._found: list[tuple[BlockResources, list[Product]]] = []
         self._kept: Columns = {}
@@ -40,18 +40,23 @@ class _Blocks:
         key = tuple(id(c) for c in columns.values())
         if key != self._key:
             self._key, self._kept, self._found = key, columns, []
+            known = Bindings({**columns, **self._own})
             for launch in self.graph.launches:
-                made = products(launch, columns, self.target)
-                self._found.append((block_resources(launch, columns, self.target, made), made))
+                made = products(launch, known, self.target)
+                self._found.append((block_resources(launch, known, self.target, made), made))
         return self._found
 
 
 def gpu_limits(
     graph: TileGraph, site: Contraction | None, values: Mapping[str, Iterable[KnobValue]],
-    hardware: HardwareProfile,
+    hardware: HardwareProfile, sizes: Mapping[str, int],
 ) -> list[Limit]:  # fmt: skip
-    """Return what a config must keep on a GPU (hard), and what makes one worth a measurement."""
-    blocks, target = _Blocks(graph, hardware), target_of(hardware)
+    """Return what a config must keep on a GPU (hard), and what makes one worth a measurement.
+
+    ``sizes``: of the problem, where they are symbols in the graph.
+    """
+    own = sizes_as_columns(sizes)
+    blocks, target = _Blocks(graph, hardware, own), target_of(hardware)
     warp, most = target.threads_per_warp, target.threads_per_block
     knob = "threads" if "threads" in values else next(iter(values))
     deep = "num_stages" if "num_stages" in values else next(iter(values))
@@ -91,7 +96,7 @@ def gpu_limits(
             lambda b, p: _are_served(p), is_hard=False,
         ),
     ]  # fmt: skip
-    limits += _no_deeper_than_needed(graph, deep, values)
+    limits += _no_deeper_than_needed(graph, deep, values, own)
     if site is not None and site.a.source is not None and site.b.source is not None:
         limits += _no_larger_than_needed(site, values)
     return limits
@@ -116,19 +121,20 @@ def _are_served(made: Sequence[Product]) -> Mask | bool:
 
 
 def _no_deeper_than_needed(
-    graph: TileGraph, knob: str, values: Mapping[str, Iterable[KnobValue]]
+    graph: TileGraph, knob: str, values: Mapping[str, Iterable[KnobValue]], own: Columns
 ) -> list[Limit]:
     """Return the limit that a pipeline has no more stages than its loop has steps."""
     if knob != "num_stages":
         return []
 
     def holds(columns: Columns) -> Mask:
+        known = {**columns, **own}
         steps = numbers(1, columns)
         for launch in graph.launches:
             for op in launch.ops:
                 for loop in op.loops:
                     if loop.kind == "pipelined":
-                        steps = np.maximum(steps, numbers(loop.trip_count, columns))
+                        steps = np.maximum(steps, numbers(loop.trip_count, known))
         found: Mask = columns[knob] <= np.maximum(steps, min(int(v) for v in values[knob]))
         return found
 

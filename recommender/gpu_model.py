@@ -270,7 +270,9 @@ class _LaunchModel:
         waves = np.ceil(self.count / wave)
         written = dict.fromkeys(a.buffer for _, a in self.launch.accesses(writes=True))
         stored = [self.launch.tensor_bytes(buffer, writes=True) for buffer in written]
-        total: Floats = np.add.reduce([numbers(b, self.columns) for b in (0, *stored)])
+        total: Floats = np.add.reduce(
+            [numbers(0, self.columns), *(numbers(b, self.columns) for b in stored)]
+        )
         for (op, access), once in zip(reads, unique, strict=True):
             moved = numbers(access.tile_bytes, self.columns) * self._trips(op) * self.count
             boxes = self._boxes_of_wave(access, wave)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from recommender.hardware import HardwareProfile
 from tilecore.amd_target import AmdTarget
 from tilecore.gpu_target import GpuTarget
-from tilecore.graph import evaluate, gemm_extents
+from tilecore.graph import Bindings, evaluate, gemm_extents
 from tilecore.graph.graph import Launch
 from tilecore.graph.nodes import Loop, TileOp
 from tilecore.inference.gpu import quads
@@ -32,7 +32,7 @@ from tilecore.inference.gpu.mfma import mfma_step, mfma_types
 from tilecore.inference.gpu.products import WARP, WARPGROUP, WGMMA_COLUMNS, divide_warps
 from tilecore.inference.gpu.registers import MANY, TRADED
 from tilecore.inference.gpu.shared import panel_of
-from tilecore.ir.expr import Var
+from tilecore.ir.expr import ExprLike, Var
 from tilecore.ir.gemm_shape import accumulator_dtype
 from tilecore.ir.nodes import Atomic, Buffer, Copy, Gemm, Reduce
 from tilecore.passes.persistent import LEAST_STAGES, OPERANDS
@@ -159,11 +159,24 @@ def block_resources(
     return BlockResources(total, shared, sectors, registers, least, resident, deepest)
 
 
-def numbers(expr: object, columns: Columns) -> Floats:
-    """Return a closed form's value for every config."""
+def numbers(expr: ExprLike, columns: Columns) -> Floats:
+    """Return a closed form's value for every config; ``Bindings`` keep it, to be read only."""
+    if type(columns) is not Bindings:
+        return _column(expr, columns)
+    key = id(expr), numbers
+    if key not in columns.computed:
+        columns.computed[key] = _column(expr, columns)
+        columns.held.append(expr)
+    found: Floats = columns.computed[key]
+    return found
+
+
+def _column(expr: ExprLike, columns: Columns) -> Floats:
     count = len(next(iter(columns.values())))
-    found = evaluate(expr, columns)  # type: ignore[arg-type]
-    return np.broadcast_to(found, (count,)).astype(np.float64)
+    column = np.broadcast_to(evaluate(expr, columns), (count,)).astype(np.float64)
+    if isinstance(column, np.ndarray):
+        column.flags.writeable = False
+    return column
 
 
 def _threads(launch: Launch, columns: Columns) -> Floats:
@@ -472,9 +485,8 @@ def _resident(
     found = np.zeros_like(total)
     fits = (shared <= target.shared_per_block) & (total <= target.threads_per_block)
     rounded = np.ceil(mean[fits] / REGISTER_STEP) * REGISTER_STEP
-    distinct, where = _distinct(total[fits], rounded, shared[fits])
-    blocks = [target.occupancy(t, r, s) for t, r, s in distinct]
-    found[fits] = np.array(blocks, dtype=np.float64)[where]
+    whole = (x.astype(np.int64) for x in (total[fits], rounded, shared[fits]))
+    found[fits] = target.resident(*whole)
     return found
 
 

@@ -33,9 +33,10 @@ from tilecore.kernels.definition import KernelDefinition, Problem, knob_symbols
 from tilecore.portable import at_sizes
 from tilecore.tile_config import KnobValue
 
+MOST_OPEN = 128  # traces that are kept: one for every set of fields that are no symbols
 PROBES = (96, 1000)  # sizes of the first dimension; the next ones differ from it
 NOT_OPEN = (TileError, NeedsValue, TypeError)  # TypeError: it wants numbers
-Rest = tuple[tuple[str, Any], ...]  # fields of a problem that are no sizes
+Rest = tuple[tuple[str, Any], ...]  # fields of a problem that are no symbols
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +59,10 @@ class TracedShape:
     sizes: Mapping[str, int]
 
 
-def traced(
-    definition: KernelDefinition, problem: Problem, *, may_be_open: bool = True
-) -> TracedShape:
-    """Return the graph of a kernel for a canonical problem.
-
-    Args:
-        definition: the kernel.
-        problem: all its fields.
-        may_be_open: whether sizes may be symbols; else the program is traced for this problem.
-    """
+def traced(definition: KernelDefinition, problem: Problem) -> TracedShape:
+    """Return the graph of a kernel for a canonical problem: sizes are symbols where they can be."""
     sizes, rest = _divided(definition, problem)
-    known = _open(Hashed(definition, definition.name), rest) if may_be_open else None
+    known = _open(Hashed(definition, definition.name), rest)
     if known is None:
         graph = build(definition.program(problem, knob_symbols(definition)))
         return TracedShape(graph, sole_contraction(graph), {})
@@ -78,15 +71,21 @@ def traced(
 
 
 def _divided(definition: KernelDefinition, problem: Problem) -> tuple[dict[str, int], Rest]:
-    sizes = {f.name: int(problem[f.name]) for f in definition.fields if f.kind == "dimension"}
+    """Return the sizes that may be symbols, and what else a trace depends on."""
+    numbers = definition.numbers(problem)
+    sizes = {
+        f.name: int(problem[f.name])
+        for f in definition.fields
+        if f.kind == "dimension" and f.name not in numbers
+    }
     return sizes, tuple(sorted((k, v) for k, v in problem.items() if k not in sizes))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=MOST_OPEN)
 def _open(kernel: Hashed, rest: Rest) -> tuple[TileGraph, Contraction | None] | None:
     """Return the graph of a kernel with sizes as symbols, None where they cannot be."""
     definition: KernelDefinition = kernel.value
-    if {knob.name for knob in definition.knobs} & set(_dimensions(definition)):
+    if {knob.name for knob in definition.knobs} & set(_symbols(definition, rest)):
         return None
     try:
         func = _with_open_sizes(definition, rest, knob_symbols(definition), digest)
@@ -96,8 +95,9 @@ def _open(kernel: Hashed, rest: Rest) -> tuple[TileGraph, Contraction | None] | 
     return None if graph is None else (graph, sole_contraction(graph))
 
 
-def _dimensions(definition: KernelDefinition) -> list[str]:
-    return [f.name for f in definition.fields if f.kind == "dimension"]
+def _symbols(definition: KernelDefinition, rest: Rest) -> list[str]:
+    given = dict(rest)
+    return [f.name for f in definition.fields if f.name not in given]
 
 
 def _with_open_sizes(
@@ -105,7 +105,7 @@ def _with_open_sizes(
     identify: Callable[[PrimFunc], str],
 ) -> PrimFunc | None:  # fmt: skip
     """Return the program with sizes as symbols, None where ``identify`` tells the difference."""
-    names = _dimensions(definition)
+    names = _symbols(definition, rest)
     symbols: dict[str, Any] = {name: Var(name) for name in names}
     try:
         func = definition.program({**dict(rest), **symbols}, knobs)
@@ -142,7 +142,7 @@ def _digest(kernel: Hashed, problem: Rest) -> str:
     return definition.program_digest(dict(problem)) if known is None else known.digest(sizes)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=MOST_OPEN)
 def _open_default(kernel: Hashed, rest: Rest) -> OpenDefault | None:
     definition: KernelDefinition = kernel.value
     config = dict(definition.default_config())

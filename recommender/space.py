@@ -18,7 +18,7 @@ from recommender.hardware import HardwareProfile
 from recommender.limits import Limit, hard_limits, sizes_as_columns, soft_limits, value_fault
 from recommender.open_shapes import Hashed, TracedShape, traced
 from tilecore.errors import InvalidConfig
-from tilecore.graph import Contraction, TileGraph, sole_contraction
+from tilecore.graph import Bindings, Contraction, TileGraph, sole_contraction
 from tilecore.kernels.definition import (
     KernelDefinition,
     Knob,
@@ -225,9 +225,9 @@ class SearchSpace:
         """Return the columns of some candidates."""
         return {knob: column[indices] for knob, column in self.factored.items()}
 
-    def known(self, columns: Columns) -> Columns:
+    def known(self, columns: Columns) -> Bindings:
         """Return the values of all symbols of the graph: knobs (per config) and sizes."""
-        return {**columns, **sizes_as_columns(self.sizes)}
+        return Bindings({**columns, **sizes_as_columns(self.sizes)})
 
     def _default(self, knob: str) -> KnobValue:
         return next(k.default for k in self.definition.knobs if k.name == knob)
@@ -278,7 +278,7 @@ def _outline(
     definition, hardware, problem = kernel.value, device.value, dict(problem_items)
     assert isinstance(definition, KernelDefinition)
     assert isinstance(hardware, HardwareProfile)
-    found = traced(definition, problem, may_be_open=hardware.kind == "cpu")
+    found = traced(definition, problem)
     return _outline_of(definition, problem, hardware, found)
 
 
@@ -312,7 +312,7 @@ def _outline_of(
 
     def limits() -> Sequence[Limit]:
         if hardware.kind != "cpu":
-            return gpu_limits(graph, site, values, hardware)
+            return gpu_limits(graph, site, values, hardware, shape.sizes)
         found = hard_limits(graph, values, hardware, shape.sizes)
         if site is not None and site.a.source is not None and site.b.source is not None:
             knobs = {k.name: k for k in definition.knobs}

@@ -13,7 +13,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tilecore.gpu_target import KB, GpuTarget
+import numpy as np
+
+from tilecore.gpu_target import KB, Counts, GpuTarget
 
 NAMES = ("hip", "rocm")  # of TileLang's users; they mean DEFAULT_ARCH where none is given
 DEFAULT_ARCH = "gfx942"
@@ -77,22 +79,23 @@ class AmdTarget(GpuTarget):
         """
         return self.arch == "gfx90a"
 
-    def occupancy(self, threads: int, registers: int, shared_bytes: int) -> int:
-        """Return how many blocks of these resources are resident on a compute unit.
+    def resident(self, threads: Counts, registers: Counts, shared_bytes: Counts) -> Counts:
+        """Return the ``occupancy`` of many kinds of blocks.
 
         Args:
             threads: of a block.
             registers: vector registers of a lane, those for accumulation included.
             shared_bytes: LDS of a block.
         """
-        if shared_bytes > self.shared_per_block or threads > self.threads_per_block:
-            return 0
         waves = -(-threads // self.threads_per_warp)
-        each = max(1, -(-registers // 8)) * 8
-        by_waves = SIMDS * min(WAVES_PER_SIMD, 512 // each) // waves
+        each = np.maximum(1, -(-registers // 8)) * 8
+        by_waves = SIMDS * np.minimum(WAVES_PER_SIMD, 512 // each) // waves
         shared = -(-shared_bytes // LDS_UNIT) * LDS_UNIT
-        by_shared = self.shared_per_multiprocessor // shared if shared else by_waves
-        return min(by_waves, by_shared, self.blocks_per_multiprocessor)
+        by_shared = self.shared_per_multiprocessor // np.maximum(shared, 1)
+        blocks = np.minimum(by_waves, self.blocks_per_multiprocessor)
+        blocks = np.where(shared > 0, np.minimum(blocks, by_shared), blocks)
+        fits = (shared_bytes <= self.shared_per_block) & (threads <= self.threads_per_block)
+        return np.where(fits, blocks, 0)
 
 
 GFX90A = AmdTarget(arch="gfx90a", device="mi250", multiprocessors=104)

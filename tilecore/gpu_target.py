@@ -15,6 +15,10 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+Counts = NDArray[np.int64]
 KB = 1024
 DEFAULT_ARCH = "sm_80"  # of "cuda" where no device is at hand: also runs on sm_86 and sm_89
 PROBE_TIMEOUT_S = 10
@@ -113,17 +117,23 @@ class GpuTarget:
             registers: of a thread.
             shared_bytes: of a block, static and dynamic.
         """
+        return int(self.resident(*(np.array(x) for x in (threads, registers, shared_bytes))))
+
+    def resident(self, threads: Counts, registers: Counts, shared_bytes: Counts) -> Counts:
+        """Return the ``occupancy`` of many kinds of blocks."""
         warps = -(-threads // self.threads_per_warp)
         per_warp = -(-registers * self.threads_per_warp // self.register_unit) * self.register_unit
         by_warps = self.threads_per_multiprocessor // self.threads_per_warp // warps
         # Each of four schedulers has a quarter of the registers and of the warps.
         quarter = self.registers_per_multiprocessor // 4
-        by_registers = quarter // per_warp * 4 // warps if per_warp else by_warps
+        by_registers = quarter // np.maximum(per_warp, 1) * 4 // warps
         shared = -(-(shared_bytes + self.shared_reserved) // 128) * 128
-        by_shared = self.shared_per_multiprocessor // shared if shared else by_warps
-        if shared_bytes > self.shared_per_block or threads > self.threads_per_block:
-            return 0
-        return min(by_warps, by_registers, by_shared, self.blocks_per_multiprocessor)
+        by_shared = self.shared_per_multiprocessor // np.maximum(shared, 1)
+        blocks = np.minimum(by_warps, self.blocks_per_multiprocessor)
+        for kept, limit in ((per_warp, by_registers), (shared, by_shared)):
+            blocks = np.where(kept > 0, np.minimum(blocks, limit), blocks)
+        fits = (shared_bytes <= self.shared_per_block) & (threads <= self.threads_per_block)
+        return np.where(fits, blocks, 0)
 
     def __str__(self) -> str:
         return self.arch if self.device == self.arch else f"{self.device} ({self.arch})"

@@ -67,7 +67,8 @@ def test_every_gpu_gets_a_recommendation_below_its_peak(name):
     assert len(space) > 500
     assert np.isfinite(found.time_s).all()
     rate = found.work_flop / found.time_s.min()
-    (product,) = products(space.graph.launches[0], space.columns, target_of(space.hardware))
+    known = space.known(space.columns)
+    (product,) = products(space.graph.launches[0], known, target_of(space.hardware))
     unit = "float16" if product.is_tensor.all() else "float32"
     peak = space.hardware.peak_flop_per_s[unit]
     assert 0.3 * peak < rate < peak
@@ -83,7 +84,8 @@ def test_shared_memory_is_what_the_compiler_takes(device, make):
     space = make(device)
     target = target_of(space.hardware)
     (launch,) = space.graph.launches
-    block = block_resources(launch, space.columns, target, products(launch, space.columns, target))
+    known = space.known(space.columns)
+    block = block_resources(launch, known, target, products(launch, known, target))
     for row in np.random.default_rng(3).choice(len(space), 3, replace=False):
         program = space.definition.program(space.problem, dict(space.config(row)))
         plan, _, _ = lower_gpu(program, target)
@@ -103,7 +105,7 @@ def test_sums_that_find_no_room_in_shared_memory_go_out_directly(device, rows, c
         full = definition.parse_problem(problem | {"out_dtype": out_dtype})
         space = SearchSpace.build(definition, full, load_profile(device))
         assert space.contains(config)
-        target, table = target_of(space.hardware), space.table([config])
+        target, table = target_of(space.hardware), space.known(space.table([config]))
         (launch,) = space.graph.launches
         block = block_resources(launch, table, target, products(launch, table, target))
         made = tilecore.compile(definition.program(full, config), target=device)
@@ -129,7 +131,7 @@ def test_sums_that_find_no_room_in_shared_memory_go_out_directly(device, rows, c
 def test_blocks_that_a_multiprocessor_holds(make, config, resident):
     """As the driver's occupancy was on an H200, 2026-11-26 (benchmarks/data/h200)."""
     space = make("h200")
-    columns = space.table([config])
+    columns = space.known(space.table([config]))
     (launch,) = space.graph.launches
     target = target_of(space.hardware)
     block = block_resources(launch, columns, target, products(launch, columns, target))
@@ -220,9 +222,8 @@ def test_library_kernels_have_spaces_whose_shared_memory_is_the_compilers(case, 
     program = space.definition.program(space.problem, dict(space.config(row)))
     plan, _, _ = lower_gpu(program, target)
     for launch, made in zip(space.graph.launches, plan.launches.values(), strict=True):
-        block = block_resources(
-            launch, space.columns, target, products(launch, space.columns, target)
-        )
+        known = space.known(space.columns)
+        block = block_resources(launch, known, target, products(launch, known, target))
         more = made.shared_bytes - block.shared_bytes[row]
         assert 0 <= more <= ROWS_MOVED_BYTES, space.config(row)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilecore.graph.build import build
-from tilecore.graph.closed_form import evaluate, free_vars, product, substitute
+from tilecore.graph.closed_form import Bindings, evaluate, free_vars, product, substitute
 from tilecore.graph.contraction import Contraction, Operand, sole_contraction
 from tilecore.graph.describe import gemm_extents
 from tilecore.graph.graph import Launch, TileGraph
@@ -12,6 +12,7 @@ from tilecore.graph.parameters import parameter_bytes
 
 __all__ = [
     "Access",
+    "Bindings",
     "Contraction",
     "Edge",
     "Launch",

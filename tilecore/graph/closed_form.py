@@ -45,6 +45,22 @@ _UNARY: dict[str, Callable[[Any], Any]] = {
 }
 
 
+class Bindings(dict[str, Any]):
+    """Values of Vars that stay as they are: what was computed of them is computed once.
+
+    Attributes:
+        computed: values of expressions by their ids, and by other keys what is made of them.
+        held: the expressions, whose ids are theirs as long as they live.
+    """
+
+    __slots__ = ("computed", "held")
+
+    def __init__(self, values: Environment) -> None:
+        super().__init__(values)
+        self.computed: dict[Any, Any] = {}
+        self.held: list[ExprLike] = []
+
+
 def evaluate(expr: ExprLike, env: Environment) -> np.ndarray:
     """Return the value of ``expr`` where every Var has the value ``env[var.name]``.
 
@@ -53,14 +69,17 @@ def evaluate(expr: ExprLike, env: Environment) -> np.ndarray:
     Args:
         expr: an expression without loads and math calls.
         env: per Var name an int or an array (or what stands for one in NumPy's functions); arrays
-            broadcast against each other.
+            broadcast against each other. ``Bindings`` keep what was computed.
 
     Raises:
         TypeMismatch: a Var has no value, or the expression reads memory (TC202).
     """
     if type(expr) is Const and expr.dtype.is_integer:
         return np.asarray(np.int64(expr.value))
-    found: np.ndarray = _array(_value(as_expr(expr), env, {}))
+    e, memo = as_expr(expr), env.computed if type(env) is Bindings else {}
+    if type(env) is Bindings and id(e) not in memo:
+        env.held.append(e)
+    found: np.ndarray = _array(_value(e, env, memo))
     return found
 
 

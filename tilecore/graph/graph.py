@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from tilecore.graph.closed_form import free_vars, product, total
 from tilecore.graph.nodes import UNITS, Access, Edge, TileOp
@@ -11,7 +12,7 @@ from tilecore.ir.expr import Expr, Var
 from tilecore.ir.nodes import Buffer, PrimFunc
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Launch:
     """One grid of blocks.
 
@@ -26,12 +27,24 @@ class Launch:
     tiles: tuple[Buffer, ...]
     live_bytes: dict[str, Expr]
 
-    @property
+    @cached_property
+    def _block_bytes(self) -> dict[tuple[bool, str], Expr]:
+        return {}
+
+    @cached_property
+    def _tensor_bytes(self) -> dict[tuple[Buffer, bool], Expr]:
+        return {}
+
+    @cached_property
+    def _repeats(self) -> dict[tuple[TileOp, Access], Expr]:
+        return {}
+
+    @cached_property
     def blocks(self) -> Expr:
         """Number of blocks in the grid."""
         return product(self.grid)
 
-    @property
+    @cached_property
     def edges(self) -> tuple[Edge, ...]:
         """Producer and next consumer of each tile, in program order."""
         found: list[Edge] = []
@@ -60,8 +73,11 @@ class Launch:
 
     def block_bytes(self, *, writes: bool, scope: str = "global") -> Expr:
         """Return the bytes that one interior block moves at one memory level."""
-        moved = self.accesses(writes=writes, scope=scope)
-        return total(product((a.tile_bytes, op.trips)) for op, a in moved)
+        key = writes, scope
+        if key not in self._block_bytes:
+            moved = self.accesses(writes=writes, scope=scope)
+            self._block_bytes[key] = total(product((a.tile_bytes, op.trips)) for op, a in moved)
+        return self._block_bytes[key]
 
     def tensor_bytes(self, buffer: Buffer, *, writes: bool) -> Expr:
         """Return the bytes of ``buffer`` moved by the whole grid; edges clipped, reuse not counted.
@@ -69,17 +85,23 @@ class Launch:
         A footprint is moved again for every block along a grid axis, and every trip of a loop, that
         its offsets do not depend on.
         """
-        terms = []
-        for op, access in self.accesses(writes=writes):
-            if access.buffer is buffer:
-                terms.append(product((access.footprint_bytes, self.repeats(op, access))))
-        return total(terms)
+        key = buffer, writes
+        if key not in self._tensor_bytes:
+            self._tensor_bytes[key] = total(
+                product((access.footprint_bytes, self.repeats(op, access)))
+                for op, access in self.accesses(writes=writes)
+                if access.buffer is buffer
+            )
+        return self._tensor_bytes[key]
 
     def repeats(self, op: TileOp, access: Access) -> Expr:
         """Return how often the whole footprint of ``access`` is moved by the grid."""
-        axes = [size for i, size in enumerate(self.grid) if i not in access.block_axes]
-        loops = [loop.trip_count for loop in op.loops if all(loop is not x for x in access.loops)]
-        return product((*axes, *loops))
+        key = op, access
+        if key not in self._repeats:
+            axes = [size for i, size in enumerate(self.grid) if i not in access.block_axes]
+            loops = [x.trip_count for x in op.loops if all(x is not y for y in access.loops)]
+            self._repeats[key] = product((*axes, *loops))
+        return self._repeats[key]
 
     def work(self, unit: str, dtype: str | None = None) -> Expr:
         """Return the work of one block on ``unit`` (all dtypes if None), padding included."""
@@ -91,7 +113,7 @@ class Launch:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class TileGraph:
     """The fused tile graph of one program."""
 
@@ -117,7 +139,7 @@ class TileGraph:
             )
         )
 
-    @property
+    @cached_property
     def variables(self) -> frozenset[Var]:
         """Variables on which grids, loops, tiles and what they read and write depend."""
         found: list[Expr] = []

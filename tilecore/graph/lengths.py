@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from functools import reduce
 
 from tilecore.graph.closed_form import ceildiv, free_vars, minimum, product, substitute
-from tilecore.ir.expr import Binary, Cast, Expr, Load, Var, binary, const, int_value
+from tilecore.ir.expr import Binary, Cast, Expr, Load, Var, binary, cast, const, select
 from tilecore.ir.nodes import Atomic, For, KernelLaunch, Let, Store
 from tilecore.ir.visitor import has_loads, loads, regions, walk, walk_expr
 
@@ -89,8 +89,8 @@ def _segments(place: Expr, launch: KernelLaunch, lets: Lets) -> frozenset[int]:
 
 def _steps(room: Expr, step: Expr, segments: Expr) -> Expr:
     """Return the steps through ``room``, which so many segments share."""
-    if int_value(segments) == 1:
-        return ceildiv(room, step)
+    whole = ceildiv(room, step)
     length = binary("div", room, segments)
     half_empty = binary("sub", binary("add", binary("mul", 2, length), step), 1)
-    return binary("div", half_empty, binary("mul", 2, step))
+    shared = binary("div", half_empty, binary("mul", 2, step))
+    return select(binary("eq", segments, 1), cast(whole, shared.dtype), shared)

@@ -10,11 +10,13 @@ Grammar::
     work   = Work(unit, dtype, amount)                         unit in UNITS, per execution
 
 An op and the next one that touches the same tile are joined by that tile: ``Launch.edges``.
+Closed forms of a node are made once: a graph is asked for them at every shape of its program.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from tilecore.errors import SourceSpan
 from tilecore.graph.closed_form import minimum, product, size_bytes
@@ -55,7 +57,7 @@ class Work:
     amount: Expr
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Access:
     """A box of a buffer that a tile op reads or writes.
 
@@ -77,14 +79,14 @@ class Access:
     axis_steps: tuple[Expr, ...]
     most: Expr | None = None
 
-    @property
+    @cached_property
     def tile_bytes(self) -> Expr:
         """Bytes that one execution touches."""
         if self.most is None:
             return size_bytes(self.extents, self.buffer.dtype)
         return size_bytes([minimum(product(self.extents), self.most)], self.buffer.dtype)
 
-    @property
+    @cached_property
     def footprint_bytes(self) -> Expr:
         """Bytes of the tensor that all boxes together touch, clipped at its edges."""
         axes = zip(self.buffer.shape, self.extents, self.axis_steps, strict=True)
@@ -92,7 +94,7 @@ class Access:
         return size_bytes(covered, self.buffer.dtype)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class TileOp:
     """One tile statement with everything around it that decides how often it runs."""
 
@@ -104,7 +106,7 @@ class TileOp:
     writes: tuple[Access, ...]
     work: tuple[Work, ...]
 
-    @property
+    @cached_property
     def trips(self) -> Expr:
         """How often one block executes the op."""
         return product(loop.trip_count for loop in self.loops)

@@ -22,6 +22,7 @@ from tilecore.kernels.definition import (
     Knob,
     Problem,
     ProblemField,
+    extent,
 )
 from tilecore.kernels.on_device import ATTENTION_ON_DEVICE
 from tilecore.kernels.softmax_steps import LOG2_E, alloc_rows, raise_top, start_softmax, weigh
@@ -41,9 +42,19 @@ FIELDS = (
 
 
 def sizes(problem: Problem) -> tuple[int, int, int, int, int, int]:
-    """Return batch, heads, heads of K and V, queries, keys, dim of a legal problem."""
+    """Return batch, heads, heads of K and V, queries, keys and dim."""
     names = ("batch", "heads", "kv_heads", "seq_q", "seq_kv", "dim")
-    batch, heads, kv_heads, seq_q, seq_kv, dim = (int(problem[name]) for name in names)
+    batch, heads, kv_heads, seq_q, seq_kv, dim = (extent(problem, name) for name in names)
+    return batch, heads, kv_heads, seq_q, seq_kv, dim
+
+
+def check(problem: Problem) -> None:
+    """Check that heads share those of K and V evenly, and that every query sees a key.
+
+    Raises:
+        InvalidProblem: it is not so (TC502).
+    """
+    _, heads, kv_heads, seq_q, seq_kv, _ = sizes(problem)
     if heads % kv_heads:
         raise InvalidProblem(
             field="kv_heads", expected=f"a divisor of heads = {heads}", found=kv_heads
@@ -53,7 +64,11 @@ def sizes(problem: Problem) -> tuple[int, int, int, int, int, int]:
             field="seq_q", expected=f"at most seq_kv = {seq_kv} if causal: every query sees a key",
             found=seq_q,
         )  # fmt: skip
-    return batch, heads, kv_heads, seq_q, seq_kv, dim
+
+
+def numbers(problem: Problem) -> tuple[str, ...]:
+    """Return the dimensions that the program's Python computes with: a model has few of them."""
+    return ("heads", "kv_heads", "dim")
 
 
 def _program(problem: Problem, knobs: Mapping[str, Any], on_gpu: bool = False) -> PrimFunc:
@@ -215,6 +230,8 @@ ATTENTION = KernelDefinition(
     traffic_bytes=traffic_bytes,
     reduction_length=lambda problem: 16,  # weights sum to 1: an average
     rounded_dtype=lambda problem: str(problem["dtype"]),  # weights
+    numbers=numbers,
+    check=check,
     on_device=ATTENTION_ON_DEVICE,
-    gpu=GpuVariant(KNOBS_ON_GPU, functools.partial(_program, on_gpu=True)),
+    gpu=GpuVariant(KNOBS_ON_GPU, functools.partial(_program, on_gpu=True), numbers=numbers),
 )

@@ -16,7 +16,7 @@ import tilecore.language as T
 from tilecore.ir.dtype import DType
 from tilecore.ir.nodes import PrimFunc
 from tilecore.kernels import attention
-from tilecore.kernels.definition import KernelDefinition, Knob, Problem
+from tilecore.kernels.definition import KernelDefinition, Knob, Problem, extent
 from tilecore.kernels.gpu.attention_backward import ATTENTION_BACKWARD_ON_GPU
 from tilecore.kernels.softmax_steps import LOG2_E, alloc_rows
 
@@ -38,7 +38,7 @@ def _row_products(O: Any, dO: Any, delta: Any, block_M: Any) -> None:  # noqa: E
 @T.macro
 def _weigh(weights: Any, lse: Any, scale: float, column: Any, row: Any, problem: Problem) -> None:
     """Turn scores, (keys from ``column``, queries from ``row``), into weights."""
-    SQ, SK, causal = int(problem["seq_q"]), int(problem["seq_kv"]), bool(problem["causal"])
+    SQ, SK, causal = extent(problem, "seq_q"), extent(problem, "seq_kv"), bool(problem["causal"])
     keys, queries = weights.shape
     for i in T.Parallel(queries):
         lse[i] *= LOG2_E
@@ -198,5 +198,7 @@ ATTENTION_BACKWARD = KernelDefinition(
     traffic_bytes=_traffic_bytes,
     reduction_length=lambda problem: max(int(problem["seq_q"]), int(problem["dim"])),
     rounded_dtype=lambda problem: str(problem["dtype"]),  # weights and slopes
+    numbers=attention.numbers,
+    check=attention.check,
     gpu=ATTENTION_BACKWARD_ON_GPU,
 )

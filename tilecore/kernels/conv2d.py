@@ -15,7 +15,14 @@ import tilecore.language as T
 from tilecore.errors import InvalidProblem
 from tilecore.ir.dtype import DType
 from tilecore.ir.nodes import PrimFunc
-from tilecore.kernels.definition import THREADS, KernelDefinition, Knob, Problem, ProblemField
+from tilecore.kernels.definition import (
+    THREADS,
+    KernelDefinition,
+    Knob,
+    Problem,
+    ProblemField,
+    extent,
+)
 
 FLOATS = ("float32", "float16", "bfloat16")
 SIZES = (
@@ -25,17 +32,21 @@ SIZES = (
 
 def _sizes(problem: Problem) -> tuple[int, ...]:
     """Return the sizes in order, and the height and width of the output."""
-    sizes = tuple(int(problem[name]) for name in SIZES)
+    sizes = tuple(extent(problem, name) for name in SIZES)
     _, height, width, _, _, kernel, stride, dilation, padding = sizes
     reach = dilation * (kernel - 1) + 1
-    out = tuple((size + 2 * padding - reach) // stride + 1 for size in (height, width))
+    out = ((size + 2 * padding - reach) // stride + 1 for size in (height, width))
+    return (*sizes, *out)
+
+
+def _check(problem: Problem) -> None:
+    _, height, width, _, _, kernel, _, dilation, padding, *out = _sizes(problem)
     if min(out) < 1:
         raise InvalidProblem(
             field="kernel",
             expected=f"a reach of at most {min(height, width) + 2 * padding}",
-            found=reach,
+            found=dilation * (kernel - 1) + 1,
         )
-    return (*sizes, *out)
 
 
 def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
@@ -162,4 +173,6 @@ CONV2D = KernelDefinition(
     work_flop=_work_flop,
     traffic_bytes=_traffic_bytes,
     reduction_length=lambda problem: int(problem["kernel"]) ** 2 * int(problem["channels"]),
+    numbers=lambda problem: ("channels", "kernel", "stride", "dilation", "padding"),
+    check=_check,
 )

@@ -188,5 +188,7 @@ DECODE_ATTENTION = KernelDefinition(
     traffic_bytes=attention.traffic_bytes,
     reduction_length=lambda problem: 16,  # weights sum to 1: an average
     rounded_dtype=lambda problem: str(problem["dtype"]),  # weights
+    numbers=lambda problem: (*attention.numbers(problem), "seq_q"),  # how many share a head
+    check=attention.check,
     gpu=DECODE_ATTENTION_ON_GPU,
 )

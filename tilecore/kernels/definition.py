@@ -23,6 +23,16 @@ def extent(problem: Problem, name: str) -> Any:
     return value if isinstance(value, Expr) else int(value)
 
 
+def is_at_most(size: Any, bound: int) -> bool:
+    """Return whether a dimension is a number up to ``bound``; a symbol stands for larger ones."""
+    return not isinstance(size, Expr) and int(size) <= bound
+
+
+def no_numbers(problem: Problem) -> tuple[str, ...]:
+    """Return that every dimension may be a symbol when a program is traced."""
+    return ()
+
+
 @dataclass(frozen=True, slots=True)
 class ProblemField:
     """One field of a problem: its type, default (None: required) and accepted aliases.
@@ -123,12 +133,13 @@ class GpuVariant:
     """What a kernel has on GPUs in place of its program and knobs: same tensors, same maths.
 
     Attributes:
-        rounded_dtype: as KernelDefinition's, of this program.
+        rounded_dtype, numbers: as KernelDefinition's, of this program.
     """
 
     knobs: tuple[Knob, ...]
     program: Callable[[Problem, Mapping[str, Any]], PrimFunc]
     rounded_dtype: Callable[[Problem], str] | None = None
+    numbers: Callable[[Problem], tuple[str, ...]] = no_numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +155,9 @@ class KernelDefinition(ProgramDefinition):
         reduction_length: (problem) -> length of the longest sum, for tolerances.
         rounded_dtype: (problem) -> type that terms of its sums are rounded to, for tolerances;
             None: they are as exact as the inputs.
+        numbers: (problem) -> dimensions that the program's Python computes or branches with: they
+            are numbers when it is traced, all others may be symbols.
+        check: (problem) -> nothing; raises InvalidProblem where fields do not go together.
         on_device: the same with torch on a device; None: made in NumPy and copied there.
         gpu: what takes the place of program and knobs on GPUs; None: GPUs share the CPU's.
     """
@@ -156,6 +170,8 @@ class KernelDefinition(ProgramDefinition):
     traffic_bytes: Callable[[Problem], float]
     reduction_length: Callable[[Problem], int]
     rounded_dtype: Callable[[Problem], str] | None = None
+    numbers: Callable[[Problem], tuple[str, ...]] = no_numbers
+    check: Callable[[Problem], None] | None = None
     on_device: TorchCounterpart | None = None
     gpu: GpuVariant | None = None
 
@@ -165,7 +181,8 @@ class KernelDefinition(ProgramDefinition):
             return self
         return replace(
             self, knobs=self.gpu.knobs, program=self.gpu.program,
-            rounded_dtype=self.gpu.rounded_dtype or self.rounded_dtype, gpu=None,
+            rounded_dtype=self.gpu.rounded_dtype or self.rounded_dtype,
+            numbers=self.gpu.numbers, gpu=None,
         )  # fmt: skip
 
     def program_digest(self, problem: Problem) -> str:
@@ -184,7 +201,8 @@ class KernelDefinition(ProgramDefinition):
         """Return the canonical problem: aliases resolved, defaults filled in, values checked.
 
         Raises:
-            InvalidProblem: a field is unknown, missing, of the wrong type or out of range (TC502).
+            InvalidProblem: a field is unknown, missing, of the wrong type or out of range, or does
+                not go with another one (TC502).
         """
         known = {alias.lower(): f for f in self.fields for alias in (f.name, *f.aliases)}
         given: dict[str, Any] = {}
@@ -208,6 +226,8 @@ class KernelDefinition(ProgramDefinition):
                     field=f.name, expected=f"a {f.kind}", found="nothing", hint=self._takes()
                 )
             result[f.name] = _check(f, value)
+        if self.check is not None:
+            self.check(result)
         return result
 
     def _takes(self) -> str:

@@ -28,6 +28,7 @@ from tilecore.kernels.packed_weights import (
     PANEL,
     PER_WORD,
     TABLES,
+    check,
     pack_codes,
     sizes,
     unpack_codes,
@@ -175,5 +176,7 @@ DEQUANT_GEMM = KernelDefinition(
     work_flop=GEMM.work_flop,
     traffic_bytes=_traffic_bytes,
     reduction_length=GEMM.reduction_length,
+    numbers=lambda problem: ("group",),
+    check=check,
     gpu=DEQUANT_GEMM_ON_GPU,
 )

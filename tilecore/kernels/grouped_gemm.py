@@ -14,7 +14,14 @@ import numpy as np
 import tilecore.language as T
 from tilecore.ir.dtype import DType
 from tilecore.ir.nodes import PrimFunc
-from tilecore.kernels.definition import THREADS, KernelDefinition, Knob, Problem, ProblemField
+from tilecore.kernels.definition import (
+    THREADS,
+    KernelDefinition,
+    Knob,
+    Problem,
+    ProblemField,
+    extent,
+)
 from tilecore.kernels.gemm import GEMM
 from tilecore.kernels.gpu.grouped_gemm import GROUPED_GEMM_ON_GPU
 
@@ -22,7 +29,7 @@ FLOATS = ("float32", "float16", "bfloat16")
 
 
 def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
-    E, M, N, K = (int(problem[f]) for f in ("experts", "m", "n", "k"))
+    E, M, N, K = (extent(problem, f) for f in ("experts", "m", "n", "k"))
     dtype, out_dtype, trans_b = problem["dtype"], problem["out_dtype"], bool(problem["transpose_b"])
     block_M, block_N = knobs["block_M"], knobs["block_N"]
 

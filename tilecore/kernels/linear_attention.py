@@ -14,7 +14,14 @@ import numpy as np
 import tilecore.language as T
 from tilecore.ir.dtype import DType
 from tilecore.ir.nodes import PrimFunc
-from tilecore.kernels.definition import THREADS, KernelDefinition, Knob, Problem, ProblemField
+from tilecore.kernels.definition import (
+    THREADS,
+    KernelDefinition,
+    Knob,
+    Problem,
+    ProblemField,
+    extent,
+)
 from tilecore.kernels.gpu.linear_attention import LINEAR_ATTENTION_ON_GPU
 
 CHUNK = 64  # of torch's program
@@ -22,7 +29,7 @@ CHUNK = 64  # of torch's program
 
 def _sizes(problem: Problem) -> tuple[int, int, int, int, int]:
     batch, heads, length, dim, dim_v = (
-        int(problem[name]) for name in ("batch", "heads", "seq_len", "dim", "dim_v")
+        extent(problem, name) for name in ("batch", "heads", "seq_len", "dim", "dim_v")
     )
     return batch, heads, length, dim, dim_v
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tilecore.errors import InvalidProblem
-from tilecore.kernels.definition import Problem
+from tilecore.kernels.definition import Problem, extent
 
 NF4 = (
     -1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.09105004, 0.0,
@@ -40,12 +40,17 @@ def unpack_codes(words: np.ndarray, k: int, n: int) -> np.ndarray:
 
 
 def sizes(problem: Problem) -> tuple[int, int, int, int]:
-    """Return m, n, k and group of a legal problem."""
-    m, n, k, group = (int(problem[f]) for f in ("m", "n", "k", "group"))
+    """Return m, n, k and group of a problem."""
+    m, n, k, group = (extent(problem, f) for f in ("m", "n", "k", "group"))
+    return m, n, k, group
+
+
+def check(problem: Problem) -> None:
+    """Check that words, tiles and groups do not cross each other; raises InvalidProblem (TC502)."""
+    group = int(problem["group"])
     if group % PER_WORD or (group > DEPTH and group % DEPTH):
         raise InvalidProblem(
             field="group",
             expected=f"a multiple of {PER_WORD}, beyond {DEPTH} of {DEPTH}",
             found=group,
         )
-    return m, n, k, group

@@ -11,7 +11,7 @@ from typing import Any
 
 import tilecore.language as T
 from tilecore.ir.nodes import PrimFunc
-from tilecore.kernels.definition import Knob, Problem
+from tilecore.kernels.definition import Knob, Problem, extent
 from tilecore.kernels.gemm import FLOAT_FIELDS, GEMM
 from tilecore.kernels.gpu.split_k_gemm import SPLIT_K_GEMM_ON_GPU
 
@@ -19,7 +19,7 @@ ROWS = 16  # of C that a block of the second launch adds up
 
 
 def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
-    M, N, K = int(problem["m"]), int(problem["n"]), int(problem["k"])
+    M, N, K = (extent(problem, name) for name in "mnk")
     dtype, accum_dtype, out_dtype = problem["dtype"], problem["accum_dtype"], problem["out_dtype"]
     trans_a, trans_b = bool(problem["transpose_a"]), bool(problem["transpose_b"])
     block_M, block_N, block_K = knobs["block_M"], knobs["block_N"], knobs["block_K"]

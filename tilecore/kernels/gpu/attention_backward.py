@@ -14,7 +14,7 @@ from typing import Any
 import tilecore.language as T
 from tilecore.ir.nodes import PrimFunc
 from tilecore.kernels import attention
-from tilecore.kernels.definition import NUM_STAGES, THREADS, GpuVariant, Knob, Problem
+from tilecore.kernels.definition import NUM_STAGES, THREADS, GpuVariant, Knob, Problem, extent
 from tilecore.kernels.softmax_steps import LOG2_E
 
 ROWS = T.GemmWarpPolicy.FullRow  # warps own keys: weights and slopes stay with them
@@ -48,7 +48,7 @@ def _finish(dq: Any, dQ: Any, scale: float) -> None:
 @T.macro
 def _weigh(weights: Any, lse: Any, scale: float, column: Any, row: Any, problem: Problem) -> None:
     """Turn scores, (keys from ``column``, queries from ``row``), into weights."""
-    SQ, SK, causal = int(problem["seq_q"]), int(problem["seq_kv"]), bool(problem["causal"])
+    SQ, SK, causal = extent(problem, "seq_q"), extent(problem, "seq_kv"), bool(problem["causal"])
     keys, queries = weights.shape
     for j, i in T.Parallel(keys, queries):
         weights[j, i] = T.exp2(weights[j, i] * (scale * LOG2_E) - lse[i] * LOG2_E)
@@ -134,4 +134,5 @@ ATTENTION_BACKWARD_ON_GPU = GpuVariant(
         THREADS,
     ),
     program=_program,
+    numbers=attention.numbers,
 )

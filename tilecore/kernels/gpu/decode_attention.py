@@ -119,4 +119,5 @@ DECODE_ATTENTION_ON_GPU = GpuVariant(
         THREADS,
     ),
     program=_program,
+    numbers=attention.numbers,
 )

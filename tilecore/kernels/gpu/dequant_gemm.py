@@ -13,7 +13,14 @@ from typing import Any
 
 import tilecore.language as T
 from tilecore.ir.nodes import PrimFunc
-from tilecore.kernels.definition import NUM_STAGES, THREADS, GpuVariant, Knob, Problem
+from tilecore.kernels.definition import (
+    NUM_STAGES,
+    THREADS,
+    GpuVariant,
+    Knob,
+    Problem,
+    is_at_most,
+)
 from tilecore.kernels.packed_weights import BITS, DEPTH, FP8, PANEL, PER_WORD, sizes
 
 FEW = 4  # rows of A up to which sums are faster than products
@@ -24,7 +31,7 @@ COLUMNS = 128  # of C that a block of it adds up
 
 
 def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
-    return (_by_sums if int(problem["m"]) <= FEW else _by_products)(problem, knobs)
+    return (_by_sums if is_at_most(problem["m"], FEW) else _by_products)(problem, knobs)
 
 
 def _shapes(problem: Problem) -> tuple[int, tuple[int, ...], str]:
@@ -98,7 +105,7 @@ def _by_products(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
     dtype, out_dtype = problem["dtype"], problem["out_dtype"]
     block_M, block_N, block_K = knobs["block_M"], knobs["block_N"], knobs["block_K"]
     groups, w_shape, w_dtype = _shapes(problem)
-    is_split = M <= SPLIT_ROWS
+    is_split = is_at_most(M, SPLIT_ROWS)
     splits = knobs["splits"] if is_split else 1
     tile = _tile(problem, block_N, block_K)
 
@@ -234,4 +241,5 @@ DEQUANT_GEMM_ON_GPU = GpuVariant(
     ),
     program=_program,
     rounded_dtype=lambda problem: str(problem["dtype"]),  # weights
+    numbers=lambda problem: ("group", "m") if int(problem["m"]) <= SPLIT_ROWS else ("group",),
 )

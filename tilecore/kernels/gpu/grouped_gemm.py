@@ -12,7 +12,7 @@ from typing import Any
 
 import tilecore.language as T
 from tilecore.ir.nodes import PrimFunc
-from tilecore.kernels.definition import NUM_STAGES, THREADS, GpuVariant, Knob, Problem
+from tilecore.kernels.definition import NUM_STAGES, THREADS, GpuVariant, Knob, Problem, extent
 
 STRAIGHT = 64  # experts; more are walked through by a loop, where warps of their own load nothing
 
@@ -49,7 +49,7 @@ def _bound(value: Any) -> Any:
 
 
 def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
-    E, M, N, K = (int(problem[f]) for f in ("experts", "m", "n", "k"))
+    E, M, N, K = (extent(problem, f) for f in ("experts", "m", "n", "k"))
     dtype, out_dtype, trans_b = problem["dtype"], problem["out_dtype"], bool(problem["transpose_b"])
     block_M, block_N, block_K = knobs["block_M"], knobs["block_N"], knobs["block_K"]
 
@@ -103,4 +103,5 @@ GROUPED_GEMM_ON_GPU = GpuVariant(
         THREADS,
     ),
     program=_program,
+    numbers=lambda problem: ("experts",),  # up to ``STRAIGHT`` they are unrolled
 )

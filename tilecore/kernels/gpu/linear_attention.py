@@ -7,13 +7,13 @@ from typing import Any
 
 import tilecore.language as T
 from tilecore.ir.nodes import PrimFunc
-from tilecore.kernels.definition import NUM_STAGES, THREADS, GpuVariant, Knob, Problem
+from tilecore.kernels.definition import NUM_STAGES, THREADS, GpuVariant, Knob, Problem, extent
 
 ROWS = T.GemmWarpPolicy.FullRow  # warps own rows: sums are operands of the next product
 
 
 def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
-    B, H, S, D, DV = (int(problem[f]) for f in ("batch", "heads", "seq_len", "dim", "dim_v"))
+    B, H, S, D, DV = (extent(problem, f) for f in ("batch", "heads", "seq_len", "dim", "dim_v"))
     dtype, chunk, block_DV = str(problem["dtype"]), knobs["chunk"], knobs["block_DV"]
 
     @T.prim_func

@@ -7,7 +7,7 @@ from typing import Any
 
 import tilecore.language as T
 from tilecore.ir.nodes import PrimFunc
-from tilecore.kernels.definition import GpuVariant, Knob, Problem
+from tilecore.kernels.definition import GpuVariant, Knob, Problem, extent
 from tilecore.kernels.gemm import GEMM
 
 ROWS, COLUMNS = 8, 128  # of C that a block of the second launch adds up
@@ -15,7 +15,7 @@ ADDERS = 128  # its threads
 
 
 def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
-    M, N, K = int(problem["m"]), int(problem["n"]), int(problem["k"])
+    M, N, K = (extent(problem, name) for name in "mnk")
     dtype, out_dtype = problem["dtype"], problem["out_dtype"]
     trans_a, trans_b = bool(problem["transpose_a"]), bool(problem["transpose_b"])
     block_M, block_N, block_K = knobs["block_M"], knobs["block_N"], knobs["block_K"]
