@@ -90,8 +90,7 @@ class Log:
         }
         found = self._database.ask(query, key)
         known = {row.workload_id: workload for row in found}
-        records = self._reader.records(self._database.ask, found, None, known)
-        return [r.measurement for r in records]
+        return self._reader.measurements(self._database.ask, found, known)
 
     def page(self, query: MeasurementQuery, *, limit: int, after: Key | None = None) -> Page:
         """Return up to ``limit`` measurements that match, from behind the key ``after``.

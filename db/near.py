@@ -144,10 +144,10 @@ class Near:
     def _read(self, ids: Sequence[int]) -> dict[int, Sequence[Measurement]]:
         values = {"kernel": self._kernel, "some": list(ids)}
         rows = self._database.ask(self._winners, values)
-        records = self._reader.records(self._database.ask, rows, None, self._workloads)
+        found = self._reader.measurements(self._database.ask, rows, self._workloads)
         read: dict[int, list[Measurement]] = {number: [] for number in ids}
-        for row, record in sorted(zip(rows, records, strict=True), key=lambda both: both[1].id):
-            read[row.workload_id].append(record.measurement)
+        for row, measured in sorted(zip(rows, found, strict=True), key=lambda both: both[0].id):
+            read[row.workload_id].append(measured)
         return dict(read)
 
 

@@ -71,12 +71,26 @@ class Reader:
         distance: Mapping[str, float] | None, workloads: Mapping[int, Workload] | None = None,
     ) -> list[MeasurementRecord]:  # fmt: skip
         """Return the records of rows of ``FLAT``."""
+        found = self.measurements(execute, rows, workloads)
+        return [
+            MeasurementRecord(
+                id=row.id, run=row.public_id, measurement=m, created_by=row.created_by,
+                distance=distance.get(m.workload.key) if distance else None,
+            )
+            for row, m in zip(rows, found, strict=True)
+        ]  # fmt: skip
+
+    def measurements(
+        self, execute: Execute, rows: Sequence[Row[Any]],
+        workloads: Mapping[int, Workload] | None = None,
+    ) -> list[Measurement]:  # fmt: skip
+        """Return the measurements of rows of ``FLAT``."""
         shared = self._shared(execute, rows, workloads or {})
         texts = [row[column] for row in rows for column in DECODED]
         # One call for all of them: most are so short that a call costs more than what is in them.
         values = iter(_decoded(f"[{','.join(texts)}]"))
         return [
-            _record(row, decoded, shared, distance or {})
+            _measurement(row, decoded, shared)
             for row, *decoded in zip(rows, values, values, values, strict=True)
         ]
 
@@ -135,13 +149,10 @@ def _value(table: type[Base], row: Any) -> Any:
     return toolchain_of(row)
 
 
-def _record(
-    row: Row[Any], decoded: Sequence[Any], shared: Shared, distance: Mapping[str, float]
-) -> MeasurementRecord:
+def _measurement(row: Row[Any], decoded: Sequence[Any], shared: Shared) -> Measurement:
     metrics, times_s, reference_times_s = decoded
-    workload = shared[WorkloadRow, row.workload_id]
-    measurement = Measurement(
-        workload=workload,
+    return Measurement(
+        workload=shared[WorkloadRow, row.workload_id],
         config=_config(row.knobs),
         hardware=shared[HardwareRow, (row.hardware_id, row.updated_at)],
         toolchain=shared[ToolchainRow, row.toolchain_id],
@@ -159,10 +170,6 @@ def _record(
         measured_at=row.measured_at,
         metrics=metrics,
     )
-    return MeasurementRecord(
-        id=row.id, run=row.public_id, measurement=measurement, created_by=row.created_by,
-        distance=distance.get(workload.key) if distance else None,
-    )  # fmt: skip
 
 
 def _columns() -> tuple[Any, ...]:

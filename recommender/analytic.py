@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property, reduce
+from functools import cache, reduce
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from recommender.hardware import HardwareProfile
 from recommender.op_model import op_terms
 from recommender.space import SearchSpace
 from tilecore.graph import Contraction, TileGraph, evaluate
+from tilecore.lazy import cached_property
 
 PREFILTER = 512  # candidates worth a second look, the best by this model
 ANALYTIC_SPREAD = (0.75, 1.6)  # 80 % of measurements lie within, before anything was learned

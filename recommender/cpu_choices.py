@@ -9,7 +9,6 @@ them take the place of the register tile, whatever micro_m and micro_n say.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from tilecore.inference import few_rows, gemm_order, plan
 from tilecore.inference.dots import DOTS, TILE_ROWS, Dot
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Var
+from tilecore.lazy import cached_property
 
 Columns = Mapping[str, NDArray[Any]]
 Floats = NDArray[np.float64]
@@ -46,12 +46,20 @@ class Tiling:
         self.dot = instruction(site, hardware)
         self._site, self._columns, self._hardware = site, columns, hardware
         self._like = next(iter(columns.values()))
-        self.m, self.n, self.k = whole_extents(site)
+        self.m, self.n, self.k = whole_extents(site, columns)
         if self._row_loop is not None:
             self.m = self._walked(self._row_loop, site.m)
         if site.depth_loop is not None:
             self.k = self._walked(site.depth_loop, site.k)
         self.products = max((self._known(x, {}) for x in site.products), default=1.0)
+
+    @cached_property
+    def row_stride_bytes(self) -> int:
+        """Distance between rows of the tensor behind operand a."""
+        source = self._site.a.source
+        assert source is not None
+        extent = evaluate(source.buffer.shape[-1], self._columns)
+        return int(extent) * source.buffer.dtype.itemsize
 
     @property
     def is_tiled(self) -> bool:
@@ -339,28 +347,31 @@ def instruction(site: Contraction, hardware: HardwareProfile) -> Dot | None:
     )
 
 
-def whole_extents(site: Contraction) -> tuple[float, float, float]:
-    """Return M, N, K of the whole problem from the shapes of the tensors behind the operands."""
+def whole_extents(site: Contraction, sizes: Mapping[str, Any]) -> tuple[float, float, float]:
+    """Return M, N, K of the whole problem from the shapes of the tensors behind the operands.
+
+    ``sizes``: values of what is a symbol in these.
+    """
     a, b = site.a.source, site.b.source
     if a is None or b is None:
         raise ValueError("a contraction of computed operands has no tensor extents")
-    a_shape = [float(evaluate(e, {})) for e in a.buffer.shape[-2:]]
-    b_shape = [float(evaluate(e, {})) for e in b.buffer.shape[-2:]]
+    a_shape = [float(evaluate(e, sizes)) for e in a.buffer.shape[-2:]]
+    b_shape = [float(evaluate(e, sizes)) for e in b.buffer.shape[-2:]]
     m, k = reversed(a_shape) if site.a.is_transposed else a_shape
     n = b_shape[0] if site.b.is_transposed else b_shape[1]
     return m, n, k
 
 
-def needed_extents(site: Contraction) -> dict[str, tuple[str, float]]:
+def needed_extents(site: Contraction, sizes: Mapping[str, Any]) -> dict[str, tuple[str, float]]:
     """Return by knob the axis that its block has to cover, and the extent of the problem along it.
 
     A knob that is itself an extent of the tile covers that one, whatever its author calls it;
-    where none is, names say which.
+    where none is, names say which. ``sizes``: values of what is a symbol in the tensors' shapes.
     """
     blocks = (("block_M", site.m), ("block_N", site.n), ("block_K", site.k))
     names = [e.name if isinstance(e, Var) else name for name, e in blocks]
     found: dict[str, tuple[str, float]] = {}
-    for name, axis, extent in zip(names, "mnk", whole_extents(site), strict=True):
+    for name, axis, extent in zip(names, "mnk", whole_extents(site, sizes), strict=True):
         if name not in found or extent > found[name][1]:  # one knob may be two extents
             found[name] = axis, extent
     return found

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from recommender.cpu_choices import Tiling
-from recommender.cpu_terms import CoreTerms, fma_slot_s, row_stride_bytes
+from recommender.cpu_terms import CoreTerms, fma_slot_s
 from recommender.factored import may_hold
 from recommender.few_rows_model import (
     DEFAULT_FEW_ROWS_CONSTANTS,
@@ -139,7 +139,7 @@ def _stream_bytes_per_k(
     """
     s = _Streams(
         panel=t.panel * size, a_rows=t.rows_per_tile * size,
-        b_tile=t.columns_of_block * t.depth * size, clash=_clashes(t, site, constants),
+        b_tile=t.columns_of_block * t.depth * size, clash=_clashes(t, constants),
     )  # fmt: skip
     near, far = _bytes_panels_first(s, t, site, hardware, constants, size)
     near_rows, far_rows = _bytes_rows_first(s, t, hardware)
@@ -162,9 +162,9 @@ class _Streams:
     clash: np.ndarray | None
 
 
-def _clashes(t: Tiling, site: Contraction, constants: CpuConstants) -> np.ndarray | None:
+def _clashes(t: Tiling, constants: CpuConstants) -> np.ndarray | None:
     """Return where rows of a read in place push each other out of L1; None: nowhere."""
-    sets = 4096.0 / np.gcd(int(row_stride_bytes(site)), 4096)
+    sets = 4096.0 / np.gcd(t.row_stride_bytes, 4096)
     crowded = t.micro_m > constants.l1_ways * sets
     if not may_hold(crowded):
         return None

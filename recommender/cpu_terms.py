@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recommender.hardware import HardwareProfile
-from tilecore.graph import Contraction, evaluate
+from tilecore.graph import Contraction
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,3 @@ def fma_slot_s(site: Contraction, hardware: HardwareProfile) -> float:
     peaks = hardware.peak_flop_per_s
     peak = peaks.get(name) or next(iter(peaks.values()), 32e9)
     return 2.0 * lanes / peak
-
-
-def row_stride_bytes(site: Contraction) -> float:
-    """Return the distance between rows of the tensor behind operand a."""
-    source = site.a.source
-    assert source is not None
-    return float(evaluate(source.buffer.shape[-1], {})) * source.buffer.dtype.itemsize

@@ -11,7 +11,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from recommender.conditions import Condition
 from recommender.errors import InvalidExternalSpace
 from recommender.knob_shapes import shapes
 from recommender.search import Landscape
+from tilecore.lazy import cached_property
 from tilecore.tile_config import digest
 
 MAX_ENUMERATED = 4_000_000  # combinations of values that are looked at

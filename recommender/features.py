@@ -126,7 +126,7 @@ def _tile_features(space: SearchSpace, t: Tiling, threads: int) -> dict[str, np.
 def _last_extent(space: SearchSpace) -> np.ndarray:
     assert space.site is not None
     assert space.site.a.source is not None
-    return evaluate(space.site.a.source.buffer.shape[-1], {})
+    return evaluate(space.site.a.source.buffer.shape[-1], space.sizes)
 
 
 def _zero(count: int) -> Floats:

@@ -98,7 +98,7 @@ def gpu_limits(
     ]  # fmt: skip
     limits += _no_deeper_than_needed(graph, deep, values, own)
     if site is not None and site.a.source is not None and site.b.source is not None:
-        limits += _no_larger_than_needed(site, values)
+        limits += _no_larger_than_needed(site, values, own)
     return limits
 
 
@@ -142,11 +142,11 @@ def _no_deeper_than_needed(
 
 
 def _no_larger_than_needed(
-    site: Contraction, values: Mapping[str, Iterable[KnobValue]]
+    site: Contraction, values: Mapping[str, Iterable[KnobValue]], own: Columns
 ) -> list[Limit]:
     """Return the limits that a block covers the problem with the smallest value that does."""
     found = []
-    for knob, (_, needed) in needed_extents(site).items():
+    for knob, (_, needed) in needed_extents(site, own).items():
         if knob in values:
             known = sorted(int(v) for v in values[knob])
             largest = next((v for v in known if v >= needed), known[-1])

@@ -83,7 +83,7 @@ def gemm_like(space: SearchSpace, gemm: KernelDefinition, cores: int) -> Workloa
     ]
     if len(space.graph.launches) != 1 or len(written) != 1:
         return None
-    m, n, k = map(int, whole_extents(site))
+    m, n, k = map(int, whole_extents(site, space.sizes))
     try:
         problem = gemm.parse_problem({
             "m": m, "n": n, "k": k, "dtype": str(site.dtype), "accum_dtype": str(site.accum_dtype),
@@ -165,7 +165,7 @@ def _covers(space: SearchSpace, columns: Mapping[str, np.ndarray]) -> bool:
     assert site is not None
     whole = space.known(columns)
     extents = [float(np.ravel(evaluate(e, whole))[0]) for e in (site.m, site.n, site.k)]
-    m, n, k = np.ceil(np.array(whole_extents(site)) / extents)
+    m, n, k = np.ceil(np.array(whole_extents(site, whole)) / extents)
     blocks, steps = (float(np.ravel(evaluate(e, whole))[0]) for e in
                      (site.launch.blocks, site.trips))  # fmt: skip
     return bool(blocks == m * n and steps == k)

@@ -127,7 +127,7 @@ def soft_limits(
              lambda t, c: (c["pack_b"] != "none") | t.is_b_in_place),
     ]  # fmt: skip
     limits = [limit for limit in limits if limit.knob in knobs]
-    for name, (axis, needed) in needed_extents(site).items():
+    for name, (axis, needed) in needed_extents(site, sizes).items():
         if name in knobs:
             limits.append(_no_larger_than_needed(knobs[name], axis, needed, hardware))
     return limits

@@ -7,7 +7,7 @@ Python traces with these numbers (compared by digest), and no branch of its Pyth
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -15,17 +15,15 @@ from recommender.tracing import NeedsValue, refuse_branches_on
 from tilecore.errors import TileError
 from tilecore.graph import (
     Contraction,
-    Operand,
     TileGraph,
     build,
-    evaluate,
     parameter_bytes,
     sole_contraction,
 )
 from tilecore.ir import printer
 from tilecore.ir.dims import dimensions
 from tilecore.ir.document import digest
-from tilecore.ir.expr import Expr, Var, const
+from tilecore.ir.expr import Expr, Var
 from tilecore.ir.nodes import PrimFunc
 from tilecore.ir.open_text import OpenText
 from tilecore.ir.substitute import Substitution
@@ -66,8 +64,7 @@ def traced(definition: KernelDefinition, problem: Problem) -> TracedShape:
     if known is None:
         graph = build(definition.program(problem, knob_symbols(definition)))
         return TracedShape(graph, sole_contraction(graph), {})
-    graph, site = known
-    return TracedShape(graph, None if site is None else _at(site, sizes), sizes)
+    return TracedShape(*known, sizes)
 
 
 def _divided(definition: KernelDefinition, problem: Problem) -> tuple[dict[str, int], Rest]:
@@ -165,16 +162,3 @@ class OpenDefault:
         if self._text is None:
             return printer.program_digest(Substitution(values).func(self.func))
         return printer.text_digest(self._text.at(values))
-
-
-def _at(site: Contraction, sizes: Mapping[str, int]) -> Contraction:
-    """Return the contraction with the tensors behind its operands as large as they are."""
-    return replace(site, a=_operand_at(site.a, sizes), b=_operand_at(site.b, sizes))
-
-
-def _operand_at(operand: Operand, sizes: Mapping[str, int]) -> Operand:
-    source = operand.source
-    if source is None:
-        return operand
-    shape = tuple(const(int(evaluate(extent, sizes))) for extent in source.buffer.shape)
-    return replace(operand, source=replace(source, buffer=replace(source.buffer, shape=shape)))

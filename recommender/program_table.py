@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from recommender.space import SearchSpace
 from recommender.tracing import Family
 from tilecore.errors import InvalidConfig, TypeMismatch
 from tilecore.graph import build, parameter_bytes
+from tilecore.lazy import cached_property
 from tilecore.portable import PortableProgram, Variant, at_sizes
 from tilecore.recommending import OpenProgram
 from tilecore.tile_config import KnobValue, TileConfig

@@ -11,7 +11,6 @@ import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from recommender.errors import InvalidRecording
 from recommender.knob_shapes import shapes
 from recommender.search import Landscape
+from tilecore.lazy import cached_property
 
 MAX_BYTES = 1 << 30  # of a recording, unpacked
 # Columns of measured spaces in CSV that are results, beside the repeats t1, t2, ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from tilecore.kernels.definition import (
     Problem,
     ProgramDefinition,
 )
+from tilecore.lazy import cached_property
 from tilecore.tile_config import KnobValue, TileConfig
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recommender.cpu_choices import Tiling
-from recommender.cpu_terms import CoreTerms, fma_slot_s, row_stride_bytes
+from recommender.cpu_terms import CoreTerms, fma_slot_s
 from recommender.hardware import HardwareProfile
 from tilecore.graph import Contraction
 
@@ -130,13 +130,13 @@ def _scatter(t: Tiling, site: Contraction, c: TileConstants) -> np.ndarray:
     return np.where(rows_first, 1.0, 1.0 + c.scatter_share * np.log2(crowded))
 
 
-def _rows_kept(t: Tiling, site: Contraction, lines: float) -> np.ndarray:
+def _rows_kept(t: Tiling, lines: float) -> np.ndarray:
     """Return how many rows of A a cache of ``lines`` holds at once: their stride decides the sets.
 
     Copied rows lie an odd number of lines apart, which uses all sets.
     """
     line = 64
-    stride = int(row_stride_bytes(site))
+    stride = t.row_stride_bytes
     apart = math.gcd(stride, 1 << 20) / line
     is_copied = t.is_a_packed | t.is_a_staged
     kept: np.ndarray = np.where(is_copied, lines, lines / max(1.0, apart))
@@ -156,7 +156,7 @@ def _far_bytes(
     b_again = np.where(t.is_b_hoisted, np.where(b_bytes <= l2, 0.0, t.grid_m), b_lost)
     is_swept = t.takes_rows_first & (b_tile > SWEPT_SHARE * hardware.l2_bytes)
     b_again = np.where(is_swept, t.row_tiles, b_again)  # by every group of rows
-    is_apart = block_m <= 0.5 * _rows_kept(t, site, hardware.l2_bytes / 64)
+    is_apart = block_m <= 0.5 * _rows_kept(t, hardware.l2_bytes / 64)
     a_stays = (block_m * t.k * size + sums + b_tile <= l2) & is_apart
     is_copied, rows_first = t.is_a_packed | t.is_a_staged, t.takes_rows_first
     first = np.where(is_copied, 0.0, np.where(a_stays, 1.0, t.grid_n))

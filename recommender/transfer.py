@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from recommender.cost_model import MIN_ROWS, CostModel
 from recommender.gpu_names import steps_between
 from recommender.recorded import Config, RecordedSpace, numbers_of
 from recommender.search import Landscape
+from tilecore.lazy import cached_property
 
 LEAST_SPEED = 0.02  # of the best: slower ones, and failures, are all alike to the trees
 SMOOTHING_ROUNDS, SMOOTHING_RATE = 200, 0.15

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from db.records import DriftRecord
@@ -17,6 +16,7 @@ from recommender.workload import Workload, digest_of, kernel_name
 from tilecore import kernels
 from tilecore.errors import InvalidProblem
 from tilecore.kernels.definition import KernelDefinition
+from tilecore.lazy import cached_property
 from tilecore.portable import parse_sizes
 from tilecore.tile_config import KnobValue
 from tuner_service.errors import TooManyThreads

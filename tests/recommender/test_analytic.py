@@ -130,7 +130,7 @@ def test_the_busiest_core_is_the_one_that_counts(cores: int) -> None:
             for micro in (6, 14)
         ]
     )
-    t = Tiling(space.site, columns, HOST)
+    t = Tiling(space.site, space.known(columns), HOST)
     shares = t.busiest_share(cores, np.ones(len(t.blocks)))
     for number, share in enumerate(shares):
         heights, widths = (

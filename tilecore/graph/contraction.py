@@ -15,6 +15,7 @@ from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, int_value
 from tilecore.ir.gemm_shape import accumulator_dtype
 from tilecore.ir.nodes import Buffer, Gemm, Region
+from tilecore.lazy import cached_property
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,7 +35,7 @@ class Operand:
     is_transposed: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Contraction:
     """``c[m, n] += a[m, k] @ b[k, n]`` for one tile, executed ``trips`` times per block."""
 
@@ -53,17 +54,17 @@ class Contraction:
         """Executions per block."""
         return self.op.trips
 
-    @property
+    @cached_property
     def row_loop(self) -> Loop | None:
         """The loop of data length that takes a block through rows of a, if there is one."""
         return self._loop_along(-1 if self.a.is_transposed else -2)
 
-    @property
+    @cached_property
     def depth_loop(self) -> Loop | None:
         """The loop of data length along k, if there is one."""
         return self._loop_along(-2 if self.a.is_transposed else -1)
 
-    @property
+    @cached_property
     def products(self) -> tuple[Expr, ...]:
         """Per operand the number of matrices that its tensor holds."""
         sources = (self.a.source, self.b.source)

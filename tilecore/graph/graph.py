@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 from tilecore.graph.closed_form import free_vars, product, total
 from tilecore.graph.nodes import UNITS, Access, Edge, TileOp
 from tilecore.ir.expr import Expr, Var
 from tilecore.ir.nodes import Buffer, PrimFunc
+from tilecore.lazy import cached_property
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,13 +16,13 @@ Closed forms of a node are made once: a graph is asked for them at every shape o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 from tilecore.errors import SourceSpan
 from tilecore.graph.closed_form import minimum, product, size_bytes
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Var
 from tilecore.ir.nodes import NO_SPAN, Buffer, Stmt
+from tilecore.lazy import cached_property
 
 OP_KINDS = ("copy", "fill", "gemm", "reduce", "scan", "parallel", "scalar")
 UNITS = ("fma", "elementwise", "special")

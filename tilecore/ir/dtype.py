@@ -29,6 +29,9 @@ _ALIASES = {
 }  # fmt: skip
 
 
+_MADE: dict[str, DType] = {}  # by names and aliases that were asked for
+
+
 class DType(str):
     """An element type; equal to its canonical name, so ``DType("float") == "float32"``.
 
@@ -45,6 +48,8 @@ class DType(str):
         """Return the element type of that name."""
         if isinstance(name, DType):
             return name
+        if type(name) is str and name in _MADE:
+            return _MADE[name]
         text = str(name).removeprefix("torch.")
         if isinstance(name, (type, np.dtype)):
             text = np.dtype(name).name
@@ -61,7 +66,10 @@ class DType(str):
             raise TypeMismatch(
                 expected=f"an element type ({', '.join(sorted(BITS))})", found=repr(name)
             )
-        return super().__new__(cls, text)
+        found = super().__new__(cls, text)
+        if type(name) is str:
+            _MADE[name] = found
+        return found
 
     def __call__(self, *value: Any) -> Any:
         """Return a value converted to this type; without one, a variable for T.let to bind.
