@@ -149,7 +149,7 @@ def forecast(
     order = _fastest(everything.time_s, PREFILTER)
     among = f"{len(space)} legal configs"
     if learned is None:
-        return _by_formula(space, threads, order, everything.time_s[order], given, among)
+        return _by_formula(space, everything, threads, order, given, among)
     return _ranked(space, threads, learned, space.codes[order], space.rows(order), given, among)
 
 
@@ -190,11 +190,21 @@ def _ranked(
 
 
 def _by_formula(
-    space: SearchSpace, threads: int, order: np.ndarray, time_s: np.ndarray,
+    space: SearchSpace, everything: Estimates, threads: int, order: np.ndarray,
     given: Sequence[Mapping[str, KnobValue]], among: str,
 ) -> Forecast:  # fmt: skip
-    """Return the forecast of the analytic model alone: ``time_s`` of the rows ``order``."""
+    """Return the forecast of the analytic model alone, of the candidates ``order``.
+
+    Of a matrix product on a CPU, whose space is large, what adds up to ``everything`` is looked at
+    again for a few; of others it is there.
+    """
+    codes, time_s = space.codes[order], everything.time_s[order]
     low, high = (time_s * factor for factor in ANALYTIC_SPREAD)
+    if not given and everything.tiling is None:
+        return Forecast(
+            space, codes, among, time_s, low, high, "analytic", None,
+            lambda positions: [everything.at(int(order[p])) for p in positions],
+        )  # fmt: skip
     count, explained = len(given), order[:EXPLAINED]
     columns = space.rows(explained)
     if given:
@@ -209,7 +219,6 @@ def _by_formula(
         few = estimate(space, space.rows(order[list(positions)]), threads=threads)
         return [few.at(i) for i in range(len(positions))]
 
-    codes = space.codes[order]
     return Forecast(space, codes, among, time_s, low, high, "analytic", known, explain)
 
 

@@ -34,8 +34,10 @@ CLOSE = 1.5  # distance up to which a neighbour's winner goes before the analyti
 MAX_NEIGHBOURS, LOOKED_AT = 3, 8  # that are shown, and workloads that are looked at for them
 # Beside a confirmed config: so many of what was measured are looked around, and how many times
 # slower than the best of those candidates it may be expected to be; and the best of the others than
-# it; and how many candidates there are at least, else the space is small.
+# it; and how many candidates there are at least. A space of no more configs than ``SMALL``, legal
+# or not, is ranked in the time that looking around takes.
 AROUND, FAR, LIKE, LEAST = 2, 1.3, 1.15, 64
+SMALL = 1024
 SHIPPED_CONFIDENCE = 0.8  # of what the same evidence would be worth from this database
 # Winners that ship were recorded with one thread: they are left out where they would keep the
 # cores much less busy than the model's favourite does.
@@ -136,13 +138,13 @@ def _expected(
 
     Beside a config that was confirmed here the others are those around it, around the first
     neighbour's winner and around the kernel's default: the measurement tells where to look. The
-    whole space is ranked where there are too few of them, where the model expects so much more of
-    them than of what was measured that this is hardly near the best, or so much less.
+    whole space is ranked where it is small or there are too few of them, where the model expects so
+    much more of them than of what was measured that this is hardly near the best, or so much less.
     """
     space, threads = asked.space, asked.threads
     dtype = str(space.problem["dtype"])
     model = active_model(asked.store, space.definition.name, space.hardware, dtype)
-    if is_sure:
+    if is_sure and space.enumerated > SMALL:
         default = space.definition.default_config()
         expected = forecast_around(space, threads, model, given, (*given[:AROUND], default))
         assert expected.given is not None
