@@ -164,18 +164,38 @@ def estimate_graph(
     t = Tiling(site, columns, hardware)
     blocks = np.broadcast_to(evaluate(site.launch.blocks, columns), t.blocks.shape)
     grids = np.maximum(1.0, blocks / t.blocks)
+    return _Product(t, site, hardware, constants, grids, work_flop).on(threads)
 
-    @cache
-    def apart() -> CoreTerms:
-        return core_terms(t, site, hardware, constants)
 
-    def on(cores: int) -> Estimates:
-        joined = joined_blocks(t, site, grids, cores)
-        core = apart() if joined is None else core_terms(t, site, hardware, constants, joined)
-        share = t.busiest_share(cores, grids, joined)
-        return _of_product(t, core, share, hardware, cores, work_flop, on)
+@dataclass(frozen=True, eq=False)
+class _Product:
+    """One product on a CPU, before it is known on how many cores.
 
-    return on(_cores(threads, hardware))
+    No closures that know themselves: they would keep an answer's columns, megabytes, until garbage
+    is looked for.
+    """
+
+    t: Tiling
+    site: Contraction
+    hardware: HardwareProfile
+    constants: CpuConstants
+    grids: np.ndarray
+    work_flop: float
+
+    @cached_property
+    def _apart(self) -> CoreTerms:
+        return self._terms(None)
+
+    def _terms(self, joined: np.ndarray | None) -> CoreTerms:
+        return core_terms(self.t, self.site, self.hardware, self.constants, joined)
+
+    def on(self, threads: int) -> Estimates:
+        """Return the estimates on a number of cores (0: all)."""
+        cores = _cores(threads, self.hardware)
+        joined = joined_blocks(self.t, self.site, self.grids, cores)
+        core = self._apart if joined is None else self._terms(joined)
+        share = self.t.busiest_share(cores, self.grids, joined)
+        return _of_product(self.t, core, share, self.hardware, cores, self.work_flop, self.on)
 
 
 def _cores(threads: int, hardware: HardwareProfile) -> int:
@@ -217,7 +237,7 @@ def _of_product(
     time_s = np.asarray(alone * spread + (core.pack_b_once / cores + launch))
     return Estimates(
         time_s, terms, resources, t, work_flop, cores,
-        again=lambda n: on(_cores(n, hardware)),
+        again=on,
     )  # fmt: skip
 
 

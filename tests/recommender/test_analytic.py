@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -173,3 +175,18 @@ def test_features_are_finite_and_named() -> None:
     table = features(space, space.columns, estimate(space))
     assert table.shape == (len(space), len(NAMES))
     assert np.isfinite(table).all()
+
+
+@pytest.mark.parametrize("threads", [1, 8])
+def test_columns_of_an_answer_are_gone_with_it(threads: int) -> None:
+    """What knows itself stays until garbage is looked for: megabytes per answer."""
+    gc.disable()
+    try:
+        found = estimate(space_of(workload(520, 1000, 256)), threads=threads)
+        found.on(2).at(0)
+        assert found.tiling is not None
+        tiling = weakref.ref(found.tiling)
+        del found
+        assert tiling() is None
+    finally:
+        gc.enable()
