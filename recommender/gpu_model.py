@@ -8,6 +8,7 @@ Blocks on one multiprocessor share its units; blocks come in waves, the last one
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 
@@ -174,14 +175,14 @@ class _LaunchModel:
         if not grouped:
             return numbers(0, self.columns)
         groups = self._threads() / WARPGROUP
-        is_grouped = np.logical_and.reduce(grouped)
+        is_grouped = reduce(np.logical_and, grouped)
         hidden = np.where(groups > 1, self.k.group_overlap, self.k.own_overlap)
         found: Floats = np.where(is_grouped, hidden, 0.0)
         return found
 
     def _threads(self) -> Floats:
         """Return the threads of a block that compute."""
-        found: Floats = np.multiply.reduce([numbers(t, self.columns) for t in self.launch.threads])
+        found: Floats = reduce(np.multiply, [numbers(t, self.columns) for t in self.launch.threads])
         return found
 
     def _trips(self, op: TileOp) -> Floats:
@@ -256,7 +257,7 @@ class _LaunchModel:
             for op in self.launch.ops
             if op.loops and any(a.buffer.scope == "global" for a in op.reads)
         ]
-        found: Floats = np.maximum.reduce([numbers(0, self.columns), *trips])
+        found: Floats = reduce(np.maximum, [numbers(0, self.columns), *trips])
         return found
 
     # --- memory -------------------------------------------------------------------------------
@@ -266,12 +267,12 @@ class _LaunchModel:
         reads = [(op, a) for op in self.launch.ops for a in op.reads if a.buffer.scope == "global"]
         unique = [numbers(a.footprint_bytes, self.columns) for _, a in reads]
         held = self.k.l2_share * self.hardware.l2_bytes
-        fits = np.add.reduce([numbers(0, self.columns), *unique]) <= held
+        fits = reduce(np.add, [numbers(0, self.columns), *unique]) <= held
         waves = np.ceil(self.count / wave)
         written = dict.fromkeys(a.buffer for _, a in self.launch.accesses(writes=True))
         stored = [self.launch.tensor_bytes(buffer, writes=True) for buffer in written]
-        total: Floats = np.add.reduce(
-            [numbers(0, self.columns), *(numbers(b, self.columns) for b in stored)]
+        total: Floats = reduce(
+            np.add, [numbers(0, self.columns), *(numbers(b, self.columns) for b in stored)]
         )
         for (op, access), once in zip(reads, unique, strict=True):
             moved = numbers(access.tile_bytes, self.columns) * self._trips(op) * self.count
@@ -295,5 +296,5 @@ class _LaunchModel:
 
 def _side_by_side(*times: Floats) -> Floats:
     """Return the time of what overlaps: the longest, and more where several are nearly as long."""
-    found: Floats = np.add.reduce([t**OVERLAP for t in times]) ** (1 / OVERLAP)
+    found: Floats = reduce(np.add, [t**OVERLAP for t in times]) ** (1 / OVERLAP)
     return found

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from recommender.factored import constant
 from recommender.hardware import HardwareProfile
 from tilecore.amd_target import AmdTarget
 from tilecore.gpu_target import GpuTarget
@@ -57,6 +58,7 @@ FOLDED_BYTES = 4  # of what a thread tells others of a fold across warps
 # Vector instructions that bring an 8-bit float to bfloat16. Source: tests/tilecore/rocm/
 # test_assembly.py counts those of gfx90a and gfx942; 5.4 to 7.5 on 2026-11-24.
 CONVERSION_OPERATIONS = 7
+MANY_CONFIGS = 8192  # beyond so many columns are held by combinations of knobs (``factored``)
 PREFETCHED = 2  # tiles of each kind on AMD, whose next ones come through registers
 
 
@@ -136,10 +138,10 @@ def block_resources(
     """Return what a block takes; ``found``: its products."""
     threads = _threads(launch, columns)
     stages = _stages(launch, columns, target)
-    deepest = np.maximum.reduce([np.ones_like(threads), *stages.values()])
+    deepest = reduce(np.maximum, [np.ones_like(threads), *stages.values()])
     beside_tiles = _scratch_bytes(launch, columns, threads, found)
     if target.has_tma:
-        all_stages = np.add.reduce([0 * threads, *stages.values()])
+        all_stages = reduce(np.add, [0 * threads, *stages.values()])
         beside_tiles = beside_tiles + BARRIERS_OF_STAGE_BYTES * all_stages
     shared = _shared_bytes(launch, columns, stages) + beside_tiles
     whole = _all_shared_bytes(launch, columns, stages) + beside_tiles
@@ -152,7 +154,7 @@ def block_resources(
         sectors = np.where(is_direct, _sectors(launch, columns), sectors)
     held = _fragment_registers(launch, columns, threads)
     operands = [p.operand_registers for p in found]
-    beside = OTHER_REGISTERS + np.maximum.reduce([0 * threads, *operands])
+    beside = OTHER_REGISTERS + reduce(np.maximum, [0 * threads, *operands])
     registers, least = held + beside, held + np.minimum(beside, LEAST_REGISTERS)
     total = threads + (PRODUCER_THREADS if stages and target.has_tma else 0)
     resident = _resident(threads, total, held, registers, shared, target)
@@ -172,10 +174,12 @@ def numbers(expr: ExprLike, columns: Columns) -> Floats:
 
 
 def _column(expr: ExprLike, columns: Columns) -> Floats:
-    count = len(next(iter(columns.values())))
-    column = np.broadcast_to(evaluate(expr, columns), (count,)).astype(np.float64)
-    if isinstance(column, np.ndarray):
-        column.flags.writeable = False
+    like, found = next(iter(columns.values())), evaluate(expr, columns)
+    if len(like) > MANY_CONFIGS:
+        column: Floats = (found if found.ndim else constant(found, like)).astype(np.float64)
+        return column
+    column = np.array(np.broadcast_to(found, (len(like),)), np.float64)
+    column.flags.writeable = False
     return column
 
 
@@ -329,7 +333,7 @@ def _shared_bytes(
         for when, size in outgoing:
             alive = alive + (when == moment) * size
         moments.append(alive)
-    found: Floats = np.maximum.reduce([numbers(0, columns), *moments])
+    found: Floats = reduce(np.maximum, [numbers(0, columns), *moments])
     return found
 
 
@@ -364,7 +368,7 @@ def _all_shared_bytes(launch: Launch, columns: Columns, stages: Mapping[Buffer, 
     """Return the bytes of all shared tiles: of a block that computes one tile after another."""
     sizes = [_tile_bytes(t, columns, stages) for t in launch.tiles if t.scope == "shared"]
     sizes += [size for _, size in _outgoing(launch, columns)]
-    found: Floats = np.add.reduce([numbers(0, columns), *sizes])
+    found: Floats = reduce(np.add, [numbers(0, columns), *sizes])
     return found
 
 
@@ -384,9 +388,9 @@ def _stays(
         return never
     if not all(op.loops for op in gemms) or any(isinstance(op.stmt, Atomic) for op in launch.ops):
         return never
-    flying = np.add.reduce([_tile_bytes(t, columns, stages) for t in stages])
+    flying = reduce(np.add, [_tile_bytes(t, columns, stages) for t in stages])
     held = [t for t in launch.tiles if t.scope == "fragment"]
-    bytes_held = np.add.reduce([numbers(0, columns), *[_tile_bytes(t, columns, {}) for t in held]])
+    bytes_held = reduce(np.add, [numbers(0, columns), *[_tile_bytes(t, columns, {}) for t in held]])
     by_thread = np.floor(bytes_held / (REGISTER_BYTES * threads)) + OTHERS_OF_A_THREAD
     is_full = (2 * flying > target.shared_per_multiprocessor) | (
         2 * threads * by_thread > target.registers_per_multiprocessor
@@ -445,7 +449,7 @@ def _fragment_registers(launch: Launch, columns: Columns, threads: Floats) -> Fl
     spans = _register_spans(launch, sizes)
     moments = {frozenset(t for t in spans if n in spans[t]) for n in range(len(launch.ops))}
     zero = numbers(0, columns)
-    found: Floats = np.maximum.reduce([zero, *(sum((sizes[t] for t in m), zero) for m in moments)])
+    found: Floats = reduce(np.maximum, [zero, *(sum((sizes[t] for t in m), zero) for m in moments)])
     return found
 
 
