@@ -7,7 +7,7 @@ import pytest
 
 import tilecore.language as T
 from tilecore.errors import TypeMismatch
-from tilecore.graph import build, evaluate
+from tilecore.graph import Bindings, build, evaluate
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Load, Var, binary, call, const
 from tilecore.ir.nodes import (
@@ -148,6 +148,19 @@ def test_missing_knob_is_named() -> None:
     graph = build(gemm(64, 64, 64))
     with pytest.raises(TypeMismatch, match="block_M"):
         evaluate(graph.read_bytes, {"block_N": 1})
+
+
+def test_bindings_compute_each_expression_once_and_confuse_none() -> None:
+    a, b = Var("a"), Var("b")
+    known = Bindings({"a": np.arange(5), "b": np.asarray(3)})
+    whole = a * b + 1
+    first = evaluate(whole, known)
+    assert evaluate(whole, known) is first
+    np.testing.assert_array_equal(first, [1, 4, 7, 10, 13])
+    for factor in range(200):  # whose expressions are gone when the next ones are made
+        np.testing.assert_array_equal(evaluate(whole * factor, known), first * factor)
+    with pytest.raises(TypeMismatch, match="values for c"):
+        evaluate(whole + Var("c"), known)
 
 
 def test_reductions_and_updates_are_operations() -> None:
