@@ -9,9 +9,9 @@ too, the question fails alone.
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
+from collections import deque
 from typing import Any
 
 from anyio.to_thread import run_sync
@@ -99,13 +99,13 @@ class AnswerDesk:
         self._zygote = Zygote(
             "answerer", PRELOAD, absent=("tvm", "torch", "ray"), environment=ENVIRONMENT
         )
-        self._free: queue.LifoQueue[Sandbox] = queue.LifoQueue()
+        self._free: deque[Sandbox] = deque()  # the one that answered last is asked first
         self._away_until = 0.0
 
     @property
     def ready(self) -> int:
         """How many processes wait for a question."""
-        return self._free.qsize()
+        return len(self._free)
 
     def open(self) -> None:
         """Start the processes; returns at once. They answer as they become ready."""
@@ -121,8 +121,8 @@ class AnswerDesk:
         if len(request) > LONG or time.monotonic() < self._away_until:
             return await run_sync(self.ask, moment, request)
         try:
-            sandbox = self._free.get_nowait()
-        except queue.Empty:
+            sandbox = self._free.pop()
+        except IndexError:
             return None
         outcome: Outcome | None = None
         try:
@@ -130,7 +130,7 @@ class AnswerDesk:
         except WorkerError as error:
             LOG.info("an answering process is lost: %s", error.message)
         finally:
-            self._free.put(sandbox)
+            self._free.append(sandbox)
         if outcome is None:  # it has to be started
             return await run_sync(self.ask, moment, request)
         if isinstance(outcome, Crashed):
@@ -153,8 +153,8 @@ class AnswerDesk:
         if time.monotonic() < self._away_until:
             return None
         try:
-            sandbox = self._free.get_nowait()
-        except queue.Empty:  # none is ready yet
+            sandbox = self._free.pop()
+        except IndexError:  # none is ready yet
             return None
         try:
             outcome = sandbox.call("answer", moment, request, timeout_s=LIMIT_S)
@@ -165,7 +165,7 @@ class AnswerDesk:
             self._away_until = time.monotonic() + START_AGAIN_S
             return None
         finally:
-            self._free.put(sandbox)
+            self._free.append(sandbox)
         return _meant(outcome, request)
 
     def _start(self) -> None:
@@ -177,7 +177,7 @@ class AnswerDesk:
             except (WorkerError, OSError) as error:  # OSError: closed while it started
                 LOG.warning("an answering process does not start: %s", error)
                 return
-            self._free.put(sandbox)
+            self._free.append(sandbox)
 
 
 def _meant(outcome: Outcome, request: str) -> Answer | None:

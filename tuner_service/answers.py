@@ -13,7 +13,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
-import anyio
 from anyio.to_thread import run_sync
 
 from db.changes import Changes, Follower
@@ -66,7 +65,7 @@ class Answers:
         self._memory = AnswerMemory(MAX_REMEMBERED, MAX_CHANGES)
         self._asked: dict[str, asyncio.Task[Answer]] = {}
         self._places = self.desk.places or os.cpu_count() or 1
-        self._cores = anyio.CapacityLimiter(self._places)
+        self._cores = asyncio.Semaphore(self._places)
         # A program takes seconds; whoever asks about kernels does not wait for it.
         self._programs = asyncio.Semaphore(PROGRAMS)
         self._follower = follower(store.database)
