@@ -12,10 +12,12 @@ import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-import numpy as np
+from tilecore.gpu_target import KB, GpuTarget
 
-from tilecore.gpu_target import KB, Counts, GpuTarget
+if TYPE_CHECKING:
+    from tilecore.gpu_target import Counts
 
 NAMES = ("hip", "rocm")  # of TileLang's users; they mean DEFAULT_ARCH where none is given
 DEFAULT_ARCH = "gfx942"
@@ -87,6 +89,8 @@ class AmdTarget(GpuTarget):
             registers: vector registers of a lane, those for accumulation included.
             shared_bytes: LDS of a block.
         """
+        import numpy as np
+
         waves = -(-threads // self.threads_per_warp)
         each = np.maximum(1, -(-registers // 8)) * 8
         by_waves = SIMDS * np.minimum(WAVES_PER_SIMD, 512 // each) // waves

@@ -14,11 +14,14 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-Counts = NDArray[np.int64]
+    Counts = NDArray[np.int64]
+
 KB = 1024
 DEFAULT_ARCH = "sm_80"  # of "cuda" where no device is at hand: also runs on sm_86 and sm_89
 PROBE_TIMEOUT_S = 10
@@ -117,10 +120,14 @@ class GpuTarget:
             registers: of a thread.
             shared_bytes: of a block, static and dynamic.
         """
+        import numpy as np
+
         return int(self.resident(*(np.array(x) for x in (threads, registers, shared_bytes))))
 
     def resident(self, threads: Counts, registers: Counts, shared_bytes: Counts) -> Counts:
         """Return the ``occupancy`` of many kinds of blocks."""
+        import numpy as np  # commands that ask nothing of it do without
+
         warps = -(-threads // self.threads_per_warp)
         per_warp = -(-registers * self.threads_per_warp // self.register_unit) * self.register_unit
         by_warps = self.threads_per_multiprocessor // self.threads_per_warp // warps

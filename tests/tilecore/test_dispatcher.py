@@ -213,8 +213,8 @@ def test_a_kernel_whose_program_takes_no_symbols_gets_one_kernel_per_shape():
         )
         torch.testing.assert_close(dispatcher(q, k, v).double(), expected, rtol=1e-4, atol=1e-4)
     assert dispatcher.kernel_for(9, 33) is not dispatcher.kernel_for(8, 8)
-    with pytest.raises(tilecore.TileError):
-        tilecore.Dispatcher(of_two, shapes="dynamic")(q, k, v)
+    found = tilecore.Dispatcher(of_two, shapes="dynamic")(q, k, v)  # its sizes may be symbols
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["gemm_epilogue", "softmax", "rms_norm", "layer_norm"])
