@@ -148,12 +148,6 @@ def loss_of(times: Matrix) -> Matrix:
     return times / best - 1.0
 
 
-def serves_of(loss: Matrix, columns: Sequence[int]) -> list[int]:
-    """Return the fastest of some columns per row."""
-    chosen = list(columns)
-    return [chosen[i] for i in np.argmin(loss[:, chosen], axis=1).tolist()]
-
-
 def cover_serves(times: Matrix, tolerance: float, is_line: bool) -> list[int]:
     """Return what a dispatch table of these times has serve each row."""
     weights = np.full(len(times), 1.0 / len(times))

@@ -19,6 +19,7 @@ import math
 import re
 import statistics
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,6 @@ ROUNDS, TRIES, WARM_UP = 40, 8, 3
 COLD_BYTES = 256 << 20
 TOP = 4  # of our configs per workload
 TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 2e-2, torch.float32: 1e-3}
-REST_S = 0.2
 
 
 def shapes() -> Iterator[Shape]:
@@ -130,9 +130,10 @@ def _recommended(name: str, problem: Mapping[str, Any], hardware: Any) -> list[d
     from recommender.workload import Workload
     from tilecore import kernels
 
-    store = SqlStore(open_database("sqlite://"))
-    chosen = choose(Workload.of(name, problem), kernels.get(name), hardware, store, TOP)
-    return [dict(c.config.values) for c in chosen]
+    with tempfile.TemporaryDirectory() as folder:  # nothing is measured there
+        store = SqlStore(open_database(f"sqlite:///{folder}/empty.sqlite"))
+        chosen = choose(Workload.of(name, problem), kernels.get(name), hardware, store, TOP)
+    return [dict(c.config) for c in chosen]
 
 
 # --- run: on the GPU ------------------------------------------------------------------------------
@@ -179,9 +180,8 @@ def run(folder: Path, out: Path | None, only: str) -> None:
             print(f"{label}: {str(error)[:300]}", flush=True)
             continue
         rows += [{"kernel": case["kernel"], "problem": case["problem"], **row} for row in found]
-        work = next(r["flop"] for r in found)
         shown = "  ".join(
-            f"{r['participant']} {r['ms']:.4f} ms {work / r['ms'] / 1e9:.0f} TF"
+            f"{r['participant']} {r['ms']:.4f} ms {r['flop'] / r['ms'] / 1e9:.0f} TF"
             for r in found if r.get("is_best")
         )  # fmt: skip
         print(f"{case['kernel']} {_short(case['problem'])}: {shown}", flush=True)
@@ -371,7 +371,7 @@ def gemm_of_tilelang(problem: Mapping[str, Any], inputs: Sequence[Any]) -> Itera
 
 
 def attention_of_tilelang(problem: Mapping[str, Any], inputs: Sequence[Any]) -> Iterator[Entry]:
-    """Yield TileLang's example of attention, of as many heads of keys as of queries."""
+    """Yield TileLang's example of attention."""
     import tilelang
     from gpu_peers_tilelang import attention
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from math import isfinite
 from typing import Any
@@ -104,12 +104,6 @@ def hardware_of(row: HardwareRow) -> HardwareProfile:
 def toolchain_of(row: ToolchainRow) -> Toolchain:
     """Return the toolchain of a row."""
     return Toolchain(**row.versions)
-
-
-def measurements_of(rows: Iterable[MeasurementRow]) -> list[Measurement]:
-    """Return the measurements of rows; what they share is built once."""
-    shared: dict[Base, Any] = {}
-    return [measurement_of(row, shared) for row in rows]
 
 
 def measurement_of(row: MeasurementRow, shared: dict[Base, Any] | None = None) -> Measurement:

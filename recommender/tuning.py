@@ -28,8 +28,6 @@ from recommender.workload import Workload
 from tilecore.kernels.definition import KernelDefinition
 from tilecore.tile_config import TileConfig
 
-PURPOSES = ("default", "recommended", "search", "confirm")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:

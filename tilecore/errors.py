@@ -95,11 +95,14 @@ class TileError(Exception):
         return "\n".join(lines)
 
 
-def did_you_mean(found: object, known: Iterable[str]) -> str:
-    """Return a hint at the known name that is most like what was found; '': none is."""
+def did_you_mean(found: object, known: Iterable[str], of: str = "{}") -> str:
+    """Return a hint at the known name that is most like what was found; '': none is.
+
+    ``of``: how such a name is written.
+    """
     by_lower = {name.lower(): name for name in known}
     close = difflib.get_close_matches(str(found).lower(), by_lower, n=1)
-    return f"did you mean `{by_lower[close[0]]}`?" if close else ""
+    return f"did you mean `{of.format(by_lower[close[0]])}`?" if close else ""
 
 
 def _rebuild(

@@ -402,7 +402,7 @@ def test_unknown_primitives_say_why() -> None:
             getattr(T, name)
     with pytest.raises(UnknownPrimitive, match="shares no memory with another argument"):
         T.annotate_restrict_buffers  # noqa: B018
-    with pytest.raises(UnknownPrimitive, match=r"did you mean T.alloc_shared\?"):
+    with pytest.raises(UnknownPrimitive, match=r"did you mean `T.alloc_shared`\?"):
         T.alloc_sharde  # noqa: B018
     with pytest.raises(UnknownPrimitive, match="this element type is not implemented yet"):
         T.float6_e2m3fn  # noqa: B018

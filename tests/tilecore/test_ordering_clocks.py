@@ -59,3 +59,14 @@ def test_each_thread_knows_what_its_group_knows(agents):
     clocks.set(np.array([35]), knowing(clocks, *range(63)))
     everybody = np.array([32, 33, 35, 35])
     assert clocks.known(everybody, np.array([1, 2, 3, 63]), times).tolist() == [True] * 3 + [False]
+
+
+def test_threads_that_meet_keep_what_each_of_them_took_up_of_tensor_memory():
+    clocks = Clocks(64)
+    unit, now = np.array([clocks.unit("products", "products", of_tensor=True)]), clocks.tick()
+    clocks.tell_own(READERS[:1], int(unit[0]), now)
+    clocks.meet(READERS)
+    both = READERS[:2]
+    assert clocks.known(both, unit.repeat(2), np.full(2, now)).tolist() == [True, True]
+    known = clocks.known(both, unit.repeat(2), np.full(2, now), in_tensor=True)
+    assert known.tolist() == [True, False]

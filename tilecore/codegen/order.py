@@ -20,6 +20,7 @@ from tilecore.codegen.order_memory import (
     CALL,
     INTEGERS,
     MOST_SLOTS,
+    PARTS,
     Expressions,
     Memory,
     Reading,
@@ -44,11 +45,6 @@ from tilecore.ordering.program import (
     is_empty,
     uses_registers_alone,
 )
-
-PARTS: dict[type, tuple[str, ...]] = {
-    tir.Cast: ("value",), tir.Not: ("a",), tir.Broadcast: ("value",),
-    tir.Select: ("condition", "true_value", "false_value"),
-}  # fmt: skip
 
 UNROLLED = 3  # of TVM's kinds of loops
 UNDER_WAY = ("tc_wgmma_", "tc_tensor_load_")  # instructions whose registers are not at once free
@@ -294,6 +290,8 @@ class KernelReader(Expressions):
         value = self.value(given)
         if self._turns(given):
             self.turning.add(hash(stmt.var))
+        if self.is_uniform(given):
+            self.uniform.add(hash(stmt.var))
         if value is None or not callable(value):
             self.variables[hash(stmt.var)] = value
             if value is None:
@@ -328,7 +326,8 @@ class KernelReader(Expressions):
             return Seq((*acts, *((taken,) if taken is not None else ())))
         if is_empty(then) and (other is None or is_empty(other)):
             return Seq(acts)
-        return Seq((*acts, If(expression(cond), then, other)))
+        is_uniform = cond is None and self.is_uniform(stmt.condition)
+        return Seq((*acts, If(expression(cond), then, other, is_uniform)))
 
     def _for(self, stmt: Any) -> Node:
         acts = (*self.acts(stmt.min), *self.acts(stmt.extent))
@@ -337,6 +336,8 @@ class KernelReader(Expressions):
         self.variables[hash(stmt.loop_var)] = lambda env: env[slot]
         if int(stmt.kind) != UNROLLED:
             self.turning.add(hash(stmt.loop_var))
+        if self.is_uniform(stmt.min):
+            self.uniform.add(hash(stmt.loop_var))
         body = self.statement(stmt.body)
         if is_empty(body):
             return Seq(acts)

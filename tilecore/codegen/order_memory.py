@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,12 @@ WARP = 32
 DIVISIONS = (tir.Mod, tir.FloorMod, tir.Div, tir.FloorDiv)
 MOST_SLOTS = 16  # of tiles that a loop uses in turn
 INTEGERS = ("int", "uint", "bool")
+COMPARISON = re.compile(r"tc_compare_(lt|le|gt|ge|eq|ne)_")  # of what TIR does not compare
+PURE = ("if_then_else", "likely", "reinterpret")  # of TIR's own functions
+PARTS: dict[type, tuple[str, ...]] = {
+    tir.Cast: ("value",), tir.Not: ("a",), tir.Broadcast: ("value",),
+    tir.Select: ("condition", "true_value", "false_value"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +108,7 @@ class Expressions:
         self.global_sizes: dict[int, int] = {}
         self.unread: list[int] = []
         self.span: Any = None
+        self.uniform: set[int] = set()  # variables that are the same in all threads
         self.turning: set[int] = set()  # variables that follow from where loops are
         self.moduli: set[int] = set()  # numbers by which such values are divided
         for key, param in params.items():
@@ -239,6 +247,28 @@ class Expressions:
         if kind is tvm.ir.TensorLoad:
             return self._loaded(expr)
         return self._called(expr) if kind is tvm.ir.Call else None
+
+    def is_uniform(self, expr: Any) -> bool:
+        """Return whether a value is the same in all threads of the block, known or not."""
+        kind = type(expr)
+        if isinstance(expr, tir.Var):
+            known = self.variables.get(hash(expr))
+            return hash(expr) in self.uniform or (known is not None and not callable(known))
+        if kind is tvm.ir.TensorLoad:
+            memory = self.memories.get(hash(expr.source))
+            is_common = memory is not None and memory.space in ("global", "shared")
+            return is_common and all(map(self.is_uniform, expr.indices))
+        if kind is tvm.ir.Call:
+            name, args = str(expr.op.name), list(expr.args)
+            is_pure = name.endswith(PURE)
+            if name == CALL:
+                is_pure = COMPARISON.match(str(args[0].value)) is not None
+                args = args[1:-1]  # between its name and its text
+            return is_pure and all(map(self.is_uniform, args))
+        parts = ("a", "b") if kind in BINARY else PARTS.get(kind)
+        if parts is None:
+            return isinstance(expr, (int, tir.IntImm, tir.FloatImm))
+        return all(self.is_uniform(getattr(expr, name)) for name in parts)
 
     def _turns(self, expr: Any) -> bool:
         """Return whether a value follows from where loops are that are kept as loops."""

@@ -85,9 +85,11 @@ CALLS: dict[str, Callable[[Value, Value], Value]] = {
 
 
 def _result(operate: Callable[[Value, Value], Value], a: Value, b: Value) -> Value:
+    """Return the value of an operation, or None where it has none, as in branches not taken."""
     try:
-        return operate(a, b)
-    except ZeroDivisionError:  # in a branch that is not taken: nothing is known of it
+        with np.errstate(divide="ignore"):  # in threads that do not take the branch
+            return operate(a, b)
+    except (ZeroDivisionError, ValueError):  # ValueError: a shift by less than 0
         return None
 
 

@@ -39,7 +39,6 @@ _IN_PLACE: Mapping[str, Callable[[Any, Any], Any]] = {
     ">>": operator.irshift, "&": operator.iand, "|": operator.ior, "^": operator.ixor,
     "@": operator.imatmul,
 }  # fmt: skip
-_ONCE = ("func", "kernel")  # frames whose body runs exactly once for each block
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -110,8 +110,7 @@ def interval(
     found = _interval(expr, ranges, bindings)
     if not _is_narrow(expr):
         return found
-    bits, signed = expr.dtype.bits, expr.dtype.is_signed
-    low, high = (-(1 << (bits - 1)) if signed else 0), (1 << (bits - signed)) - 1
+    low, high = expr.dtype.ends
     fits = found is not None and low <= found[0] and found[1] <= high
     return found if fits else (low, high)
 

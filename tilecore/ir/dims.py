@@ -67,10 +67,8 @@ def unbound(buffer: Buffer, known: set[int]) -> list[Var]:
 
 def value_ranges(func: PrimFunc) -> dict[Var, Interval]:
     """Return inclusive bounds of dimensions and integer parameters: all that their types hold."""
-    ranges = {v: (0, 2 ** (v.dtype.bits - 1) - 1) for v in dimensions(func)}
+    ranges = {v: (0, v.dtype.ends[1]) for v in dimensions(func)}
     for param in func.params:
         if isinstance(param, Var) and param.dtype.is_integer:
-            bits, signed = param.dtype.bits, param.dtype.is_signed
-            low = -(2 ** (bits - 1)) if signed else 0
-            ranges[param] = (low, 2 ** (bits - signed) - 1)
+            ranges[param] = param.dtype.ends
     return ranges

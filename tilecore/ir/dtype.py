@@ -142,6 +142,12 @@ class DType(str):
         return not self.startswith("uint") and self != "bool"
 
     @property
+    def ends(self) -> tuple[int, int]:
+        """The least and the greatest value of an integer type."""
+        low = -(1 << (self.bits - 1)) if self.is_signed else 0
+        return low, low + (1 << self.bits) - 1
+
+    @property
     def numpy(self) -> np.dtype[Any]:
         """The NumPy dtype (bfloat16 and float8 from ml_dtypes)."""
         return _NUMPY[self]

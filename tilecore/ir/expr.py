@@ -305,8 +305,8 @@ def holds(dtype: str, value: int) -> bool:
     kind = DType(dtype)
     if kind.is_float or kind == "bool":
         return kind.is_float
-    low = -(1 << (kind.bits - 1)) if kind.is_signed else 0
-    return low <= value < low + (1 << kind.bits)
+    low, high = kind.ends
+    return low <= value <= high
 
 
 def as_expr(value: ExprLike, like: str | None = None) -> Expr:

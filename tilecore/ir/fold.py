@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import math
 
-import ml_dtypes
-
 from tilecore.errors import ShapeMismatch, TypeMismatch
 from tilecore.ir.dtype import DType, promote
 from tilecore.ir.expr import Binary, Expr, Load, binary, call, int_value, select
@@ -43,13 +41,13 @@ def identity(op: str, dtype: DType) -> float | int | bool:
     if dtype == "bool":
         return step == "bitand"
     if step == "bitand":
-        return -1 if dtype.is_signed else 2**dtype.bits - 1
+        return -1 if dtype.is_signed else dtype.ends[1]
     if step not in ("max", "min") or op == "absmax":
         return 0
     if dtype.is_float:
         return -math.inf if step == "max" else math.inf
-    limits = ml_dtypes.iinfo(dtype.numpy)
-    return int(limits.min if step == "max" else limits.max)
+    low, high = dtype.ends
+    return low if step == "max" else high
 
 
 def combine(op: str, old: Expr, value: Expr) -> Expr:

@@ -311,11 +311,6 @@ def _body(stmt: Stmt, namer: Namer, indent: str) -> Iterator[Line]:
     yield from lines or [(indent + "  pass", None)]
 
 
-def format_stmt(stmt: Stmt, namer: Namer | None = None) -> str:
-    """Return a statement as text, without a final newline."""
-    return "\n".join(text for text, _ in _lines(stmt, namer or Namer(), ""))
-
-
 def format_head(stmt: Stmt, namer: Namer) -> str:
     """Return the line of a statement as text, without what it holds and without indentation."""
     return _head(stmt, namer)

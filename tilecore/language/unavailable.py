@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
-from tilecore.errors import UnknownName, UnknownPrimitive
+from tilecore.errors import UnknownName, UnknownPrimitive, did_you_mean
 
 FOREIGN = (
     "C code is not compiled for this target, and no function of CUDA or of TileLang's "
@@ -46,6 +45,5 @@ def unknown(name: str, available: Iterable[str]) -> UnknownPrimitive:
     """Return the error for ``T.name``: why it is missing, or the nearest name there is."""
     if name in _REASONS:
         return UnknownPrimitive(name=name, reason=_REASONS[name])
-    near = difflib.get_close_matches(name, list(available), 1)
-    hint = f"did you mean T.{near[0]}?" if near else ""
+    hint = did_you_mean(name, available, "T.{}")
     return UnknownName(name=name, reason="tilecore has no primitive of this name", hint=hint)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tilecore.ordering.code import Flattener, Unrolling
 from tilecore.ordering.faults import Fault
@@ -40,10 +41,16 @@ class Verdict:
 def judge(program: OrderProgram, unrolling: Unrolling = ALL) -> Verdict:
     """Return what is wrong with the order of a program."""
     code = Flattener(program.slots).flatten(program.body)
-    machine = Machine(program, code, unrolling)
-    machine.run()
-    unread = (*program.unread, *(program.sites[n] for n in sorted(machine.unread)))
-    return Verdict(tuple(machine.faults.found.values()), tuple(dict.fromkeys(unread)))
+    faults: dict[Any, Fault] = {}
+    unread = list(program.unread)
+    for is_contrary in (False, True):
+        machine = Machine(program, code, unrolling, is_contrary=is_contrary)
+        machine.run()
+        faults = {**machine.faults.found, **faults}
+        unread += [program.sites[n] for n in sorted(machine.unread)]
+        if not machine.has_chosen:
+            break
+    return Verdict(tuple(faults.values()), tuple(dict.fromkeys(unread)))
 
 
 def check(program: OrderProgram, unrolling: Unrolling = ALL) -> list[Fault]:
@@ -82,9 +89,9 @@ def _without(node: Node, act: Act) -> Node:
     match node:
         case Seq(parts=parts):
             return Seq(tuple(_without(p, act) for p in parts if p is not act))
-        case If(cond=cond, then=then, other=other):
+        case If(then=then, other=other):
             rest = None if other is None else _without(other, act)
-            return If(cond, _without(then, act), rest)
+            return replace(node, then=_without(then, act), other=rest)
         case Loop(slot=slot, start=start, extent=extent, body=body):
             return Loop(slot, start, extent, _without(body, act))
         case While(cond=cond, body=body):

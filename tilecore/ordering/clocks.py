@@ -137,8 +137,10 @@ class Clocks:
         return made
 
     def meet(self, ids: Array) -> None:
-        """Let threads know of each other all that they know."""
-        self.set(ids, self.published(ids))
+        """Let threads know of each other all that they know; each keeps what it took up."""
+        told = self.published(ids)
+        for mine, some in list(self.groups(ids)):
+            self.set(some, Knowledge(told.seen, told.fenced, told.tensor, mine.after))
 
     def tell(self, ids: Array, agent: int, time: int) -> None:
         """Let threads know that an agent is done until ``time``."""

@@ -39,11 +39,12 @@ class Join:
 
 @dataclass(slots=True)
 class Branch:
-    """To the next step, or to ``other``."""
+    """To the next step, or to ``other``; ``is_loop``: whether a loop goes on."""
 
     cond: Expression
     other: int
     key: Join | None
+    is_loop: bool = False
 
 
 @dataclass(slots=True)
@@ -187,7 +188,7 @@ class Flattener:
             head: Head | Branch = Head(node.slot, counter, 0, out)
         else:
             steps.append(Enter(lambda env: 0, lambda env: 0, counter))
-            head = Branch(node.cond, 0, out)
+            head = Branch(node.cond, 0, out, is_loop=True)
         at = len(steps)
         steps.append(head)
         self.emit(node.body)

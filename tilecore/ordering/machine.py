@@ -67,10 +67,18 @@ class Turn:
 
 
 class Machine:
-    """The state of a run."""
+    """The state of a run.
 
-    def __init__(self, program: OrderProgram, code: Code, unrolling: Unrolling) -> None:
+    Attributes:
+        is_contrary: whether branches whose conditions follow from data go the other way.
+        has_chosen: whether there were such branches.
+    """
+
+    def __init__(
+        self, program: OrderProgram, code: Code, unrolling: Unrolling, *, is_contrary: bool = False
+    ) -> None:
         self.program, self.code, self.unrolling = program, code, unrolling
+        self.is_contrary, self.has_chosen = is_contrary, False
         count = program.threads * program.blocks
         self.clocks, self.faults = Clocks(count), Faults(program.sites)
         self.block_of = np.arange(count) // program.threads
@@ -96,7 +104,7 @@ class Machine:
         self.parked: dict[tuple[Any, ...], list[Group]] = {}
         self.expected: dict[tuple[Any, ...], Array] = {}
         self.runnable: deque[Group] = deque()
-        self.choices: dict[int, int] = {}  # of conditions that follow from data, by place
+        self.choices: dict[int | Node, int] = {}  # of conditions that follow from data, by place
         self.left_out: dict[int, int] = {}  # turns of long loops, by how many they have
 
     def tensor_shadow(self, slot: int) -> Shadow:
@@ -183,8 +191,11 @@ class Machine:
         """Send a group to where it goes on."""
         env = group.env
         match step:
-            case Branch(cond=cond, other=other, key=key):
-                self._branch(group, cond(env), other, key)
+            case Branch(cond=cond, other=other, key=key, is_loop=is_loop):
+                goes = cond(env)
+                if goes is None:
+                    goes = self._choose(group.place, is_loop=is_loop)
+                self._branch(group, goes, other, key)
             case Enter(start=start, extent=extent, counter=counter):
                 trips = extent(env)
                 trips = UNKNOWN_TURNS if trips is None else trips
@@ -223,9 +234,6 @@ class Machine:
 
     def _branch(self, group: Group, cond: Value, other: int, key: Join | None) -> None:
         """Send a group where a condition says, or in two."""
-        if cond is None:  # twice on, then off: a loop must end
-            self.choices[group.place] = self.choices.get(group.place, 0) + 1
-            cond = self.choices[group.place] % UNKNOWN_TURNS != 0
         if isinstance(cond, np.ndarray):
             taken = cond.astype(bool) & group.lanes.bits
             count = int(np.count_nonzero(taken))
@@ -234,6 +242,15 @@ class Machine:
                 return
             cond = count > 0
         group.place = group.place + 1 if cond else other
+
+    def _choose(self, place: int | Node, *, is_loop: bool = False) -> bool:
+        """Return what a condition is taken for: twice True, then False, so that a loop ends."""
+        self.choices[place] = self.choices.get(place, 0) + 1
+        goes = self.choices[place] % UNKNOWN_TURNS != 0
+        if is_loop:
+            return goes
+        self.has_chosen = True
+        return goes != self.is_contrary
 
     def _fork(self, group: Group, taken: Array, other: int, key: Join | None) -> None:
         if key is not None:
@@ -294,7 +311,10 @@ class Machine:
                     if not len(env[0].ids):
                         return
             case If(cond=cond, then=then, other=other):
-                self._perform_if(cond(env), then, other, env)
+                goes = cond(env)
+                if goes is None and node.is_uniform:
+                    goes = self._choose(node)
+                self._perform_if(goes, then, other, env)
             case Loop(slot=slot, start=start, extent=extent, body=body):
                 self._perform_loop(slot, start(env), extent(env), body, env)
             case While(cond=cond, body=body):

@@ -98,11 +98,12 @@ class Seq:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class If:
-    """A branch; a condition of None: both may be taken."""
+    """A branch, taken by all threads or none if ``is_uniform``; condition None: not known."""
 
     cond: Expression
     then: Node
     other: Node | None
+    is_uniform: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

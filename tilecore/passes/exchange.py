@@ -7,8 +7,6 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from tilecore.ir import nodes
 from tilecore.ir.expr import Expr, Load, Var, binary, cast, const, select
 from tilecore.ir.nodes import Buffer, Stmt
@@ -72,15 +70,9 @@ def _source_lane(op: str, thread: Expr, base: Expr, width: int, given: Expr) -> 
 def _identity(op: str, dtype: Any) -> Expr:
     """Return the value that changes nothing, in a group's combination."""
     if op in ("max", "min"):
-        kind = dtype.numpy
-        low, high = (-math.inf, math.inf) if dtype.is_float else _integer_limits(kind)
+        low, high = (-math.inf, math.inf) if dtype.is_float else dtype.ends
         return const(low if op == "max" else high, dtype)
     return const({"all": 1, "prod": 1, "bitand": -1}.get(op, 0), dtype)
-
-
-def _integer_limits(kind: np.dtype[Any]) -> tuple[int, int]:
-    info = np.iinfo(kind)
-    return int(info.min), int(info.max)
 
 
 _Combine = Callable[[Expr, Expr, Expr], Expr]

@@ -46,12 +46,11 @@ from tilecore.ir.nodes import (
     Sync,
     While,
 )
-from tilecore.ir.substitute import Rebuilder, substitute_expr
+from tilecore.ir.substitute import substitute_expr
 from tilecore.ir.versions import Ranges
 from tilecore.ir.visitor import Rewriter, buffers_of, children, loads, regions, walk
+from tilecore.passes.resize import Axis, Regions, Resizer, TileOp
 
-Axis = tuple[Buffer | Parallel, int]  # an axis of a tile, a loop of a nest
-TileOp = Copy | Fill | Gemm | Reduce | Scan
 Pair = tuple[Region, int, Region, int]  # axes of two regions with one extent
 CONTROL = (KernelLaunch, Seq, For, While, If, Jump, Let, Pad, Annotate, Alloc, Parallel, Sync)
 
@@ -339,41 +338,22 @@ def _least(one: int | None, other: int | None) -> int | None:
     return min(known, default=None)
 
 
-class _Cut(Rebuilder):
+class _Cut(Resizer):
     """Cuts axes to the rows that are read."""
 
     def __init__(self, live: Mapping[Axis, int]) -> None:
         super().__init__()
         self.live = live
 
-    def buffer(self, buffer: Buffer) -> Buffer:
-        """Return the tile with its rows that are read."""
-        shape = self._cut(buffer, buffer.shape)
-        if shape is not buffer.shape and id(buffer) not in self._buffers:
-            self._buffers[id(buffer)] = buffer, replace(buffer, shape=shape)
-        return super().buffer(buffer)
-
-    def stmt(self, stmt: Stmt) -> Stmt:
-        """Return the statement for the rows that are read."""
-        match stmt:
-            case Parallel():
-                stmt = replace(stmt, extents=self._cut(stmt, stmt.extents))
-            case Annotate(key="layout", value=layouts):
-                kept = {b: v for b, v in layouts.items() if self._cut(b, b.shape) is b.shape}
-                stmt = replace(stmt, value=kept)
-            case Copy() | Fill() | Gemm() | Reduce() | Scan():
-                stmt = self._tile_op(stmt)
-            case _:
-                pass
-        return super().stmt(stmt)
-
-    def _cut(self, thing: Buffer | Parallel, extents: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        found = [self.live.get((thing, axis)) for axis in range(len(extents))]
+    def extents(self, thing: Buffer | Parallel, old: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        """Return extents of the rows that are read."""
+        found = [self.live.get((thing, axis)) for axis in range(len(old))]
         if not any(found):
-            return extents
-        return tuple(const(n) if n else e for n, e in zip(found, extents, strict=True))
+            return old
+        return tuple(const(n) if n else e for n, e in zip(found, old, strict=True))
 
-    def _tile_op(self, stmt: TileOp) -> Stmt:
+    def resized(self, stmt: TileOp, found: Regions) -> Regions:
+        """Return regions of the rows that are read."""
         extents = {id(region): list(region.extents) for region in regions(stmt)}
         for pair in pairs_of(stmt) or ():
             sides = (pair[:2], pair[2:])
@@ -382,8 +362,4 @@ class _Cut(Rebuilder):
             if count is not None:
                 for region, axis in sides:
                     extents[id(region)][axis] = const(count)
-        named = ("a", "b", "c") if isinstance(stmt, Gemm) else ("src", "dst")
-        fields = [field for field in named if hasattr(stmt, field)]
-        found = {field: getattr(stmt, field) for field in fields}
-        cut = {f: replace(r, extents=tuple(extents[id(r)])) for f, r in found.items()}
-        return replace(stmt, **cut)
+        return {f: replace(r, extents=tuple(extents[id(r)])) for f, r in found.items()}

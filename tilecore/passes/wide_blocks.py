@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 from tilecore.inference.plan import TileSource
 from tilecore.ir.analysis import reads, writes
@@ -58,9 +57,9 @@ from tilecore.ir.nodes import (
     Sync,
 )
 from tilecore.ir.polynomial import is_equal
-from tilecore.ir.substitute import Rebuilder
 from tilecore.ir.visitor import children, expr_children, expressions, loads, regions, walk
-from tilecore.passes.live_rows import Axis, TileOp, axis_extent, pairs_of, spans
+from tilecore.passes.live_rows import axis_extent, pairs_of, spans
+from tilecore.passes.resize import Axis, Regions, Resizer, TileOp
 
 # Of a row of weights in a block: shorter pieces take longer; longer ones, where FEW_BLOCKS are
 # left, are hardly faster.
@@ -369,7 +368,7 @@ def _is_special(tile: Buffer) -> bool:
     return is_elsewhere or bool(tile.reducer or tile.arrive_counts) or tile.lanes > 1
 
 
-class _Wider(Rebuilder):
+class _Wider(Resizer):
     """Puts ``factor`` blocks in the place of one."""
 
     def __init__(self, block: Var, axes: Collection[Axis], factor: int) -> None:
@@ -380,40 +379,21 @@ class _Wider(Rebuilder):
         """Return an expression of the index of a wider block."""
         return binary("mul", expr, self.factor) if expr is self.block else super().expr(expr)
 
-    def buffer(self, buffer: Buffer) -> Buffer:
-        """Return a tile with all columns."""
-        shape = self._longer(buffer, buffer.shape)
-        if shape is not buffer.shape and id(buffer) not in self._buffers:
-            self._buffers[id(buffer)] = buffer, replace(buffer, shape=shape)
-        return super().buffer(buffer)
-
-    def stmt(self, stmt: Stmt) -> Stmt:
-        """Return the statement for all columns."""
-        match stmt:
-            case Parallel():
-                stmt = replace(stmt, extents=self._longer(stmt, stmt.extents))
-            case Annotate(key="layout", value=layouts):
-                kept = {b: v for b, v in layouts.items() if self._longer(b, b.shape) is b.shape}
-                stmt = replace(stmt, value=kept)
-            case Copy() | Fill() | Gemm() | Reduce() | Scan():
-                names = ("a", "b", "c") if isinstance(stmt, Gemm) else ("src", "dst")
-                found = {name: getattr(stmt, name) for name in names if hasattr(stmt, name)}
-                wide: dict[str, Any] = {name: self._region(r) for name, r in found.items()}
-                stmt = replace(stmt, **wide)
-            case _:
-                pass
-        return super().stmt(stmt)
-
-    def _longer(self, thing: Buffer | Parallel, extents: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        if not any((thing, axis) in self.axes for axis in range(len(extents))):
-            return extents
+    def extents(self, thing: Buffer | Parallel, old: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        """Return extents of all columns."""
+        if not any((thing, axis) in self.axes for axis in range(len(old))):
+            return old
         return tuple(
             binary("mul", extent, self.factor) if (thing, axis) in self.axes else extent
-            for axis, extent in enumerate(extents)
+            for axis, extent in enumerate(old)
         )
 
+    def resized(self, stmt: TileOp, found: Regions) -> Regions:
+        """Return regions of all columns."""
+        return {name: self._region(region) for name, region in found.items()}
+
     def _region(self, region: Region) -> Region:
-        extents = self._longer(region.buffer, region.extents)
+        extents = self.extents(region.buffer, region.extents)
         if region.buffer.scope == "global":
             extents = tuple(
                 binary("mul", extent, self.factor) if self.block in variables(offset) else extent

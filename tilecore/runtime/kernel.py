@@ -176,10 +176,8 @@ def _scalar(position: int, spec: ParameterSpec, argument: Any) -> Any:
         number = operator.index(argument)
     except (TypeError, ValueError) as error:
         raise fail(f"a number ({spec.dtype})", repr(argument)) from error
-    signed = not spec.dtype.startswith("u")
-    bits = int(spec.dtype.removeprefix("u").removeprefix("int"))
-    low = -(1 << (bits - 1)) if signed else 0
-    if not low <= number < low + (1 << bits):
+    low, high = DType(spec.dtype).ends
+    if not low <= number <= high:
         raise fail(f"a value of type {spec.dtype}", number)
     return number
 

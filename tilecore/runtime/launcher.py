@@ -40,9 +40,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from tilecore.artifact import ParameterSpec
+from tilecore.ir.dtype import DType
 from tilecore.runtime.driver import Driver, MapShape
 from tilecore.runtime.tensor import view
 
@@ -123,10 +122,7 @@ def call_of(
 
 def _range(dtype: str) -> tuple[int, int]:
     """Return the least and the largest integer that a number of a type may be given as."""
-    if "int" not in dtype:
-        return -MOST_EXACT, MOST_EXACT
-    limits = np.iinfo(dtype)
-    return int(limits.min), int(limits.max)
+    return DType(dtype).ends if "int" in dtype else (-MOST_EXACT, MOST_EXACT)
 
 
 class _Written:

@@ -10,8 +10,6 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from tilecore.artifact import ParameterSpec
 from tilecore.ir.dtype import DType
 from tilecore.runtime.quick import AS_THEY_ARE
@@ -75,9 +73,9 @@ class _Table:
             return (BOOL, 0, 0, place, 0, 0, 0, -1)
         if "float" in spec.dtype:
             return (FLOAT, 0, 0, place, 0, 0, 0, -1)
-        limits = np.iinfo(spec.dtype)
+        low, high = DType(spec.dtype).ends
         # The least of all stands for a number that no argument has told yet (accept.ll).
-        self.rest += [max(int(limits.min), -INT64_MAX), min(int(limits.max), INT64_MAX)]
+        self.rest += [max(low, -INT64_MAX), min(high, INT64_MAX)]
         return (INTEGER, 0, 0, place, 0, 0, 0, self._named(spec.name))
 
     def _number(self, extent: int | str) -> int | None:

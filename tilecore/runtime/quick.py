@@ -165,8 +165,7 @@ def _range(spec: ParameterSpec) -> tuple[type, Any, Any]:
         return bool, False, True
     if "float" in spec.dtype:
         return float, -np.inf, np.inf
-    limits = np.iinfo(spec.dtype)
-    return int, int(limits.min), int(limits.max)
+    return int, *DType(spec.dtype).ends
 
 
 def _steps(array: Any) -> tuple[int, ...]:

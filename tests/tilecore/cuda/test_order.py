@@ -13,7 +13,7 @@ from tests.tilecore.cuda.programs import gemm_sm80, gemm_sm90
 from tests.tilecore.cuda.test_own_pipelines import specialized_gemm
 from tests.tilecore.cuda.tile_programs import attention, gemm
 from tilecore.codegen.order import Reading, read_kernels
-from tilecore.codegen.order_proof import ENOUGH, order_programs, prove_order
+from tilecore.codegen.order_proof import ENOUGH, faults_of, order_programs, prove_order
 from tilecore.emulator import ALL_SCHEDULES
 from tilecore.errors import EmulationError, OrderFault, TileError
 from tilecore.ordering import Verdict, check, judge, unneeded, without
@@ -290,9 +290,11 @@ def test_the_proof_is_an_option_of_a_compilation():
         lowered(ring(), "sm_80", {"check_order": 7})
 
 
-def test_a_branch_that_is_not_taken_may_divide_by_what_is_0_there():
+def branches_of_blocks(turns):
+    """Products of all blocks but the first."""
+
     @T.prim_func
-    def program(
+    def main(
         A: T.Tensor((256, 64), "float16"), B: T.Tensor((64, 64), "float16"),
         C: T.Tensor((256, 64), "float16"),
     ):  # fmt: skip
@@ -302,10 +304,63 @@ def test_a_branch_that_is_not_taken_may_divide_by_what_is_0_there():
             c = T.alloc_fragment((64, 64), "float32")
             T.clear(c)
             if bx > 0:
-                for _ in T.Pipelined(12 // bx, num_stages=2):
+                for _ in T.Pipelined(turns(bx), num_stages=2):
                     T.copy(A[bx * 64, 0], a)
                     T.copy(B, b)
                     T.gemm(a, b, c)
             T.copy(c, C[bx * 64, 0])
 
-    tilecore.compile(program, target="h100", pass_configs={"tc.check_order": True})
+    return main
+
+
+def branches_of_threads(turns):
+    """A loop of all threads but the first."""
+
+    @T.prim_func
+    def main(A: T.Tensor((64,), "int32"), B: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            a = T.alloc_shared((64,), "int32")
+            tx = T.get_thread_binding()
+            a[tx] = A[tx]
+            T.sync_threads()
+            if tx > 0:
+                for i in T.serial(turns(tx)):
+                    B[tx] = a[i]
+
+    return main
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("turns", [lambda n: 12 // n, lambda n: 8 >> (n - 1)])
+@pytest.mark.parametrize("make", [branches_of_blocks, branches_of_threads])
+def test_what_has_no_value_in_a_branch_that_is_not_taken_stops_no_proof(make, turns):
+    """The first block, or thread, would divide by 0, or shift by less than 0 bits."""
+    program = lowered(make(turns), "h100", is_ordered=False)[1]
+    assert list(faults_of(program)) == []
+
+
+def test_threads_know_of_tensor_memory_behind_a_meeting_of_their_warp_what_they_knew_before():
+    """It meets to free ``a`` and ``b``; the products that it waited for precede its next store."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((256, 64), "float16"), B: T.Tensor((128, 64), "float16"),
+        C: T.Tensor((128, 64), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=128):
+            a = T.alloc_shared((128, 64), "float16")
+            b = T.alloc_shared((64, 64), "float16")
+            ones = T.alloc_fragment((128, 64), "float16")
+            sums = T.alloc_fragment((128, 64), "float32")
+            T.fill(ones, 1)
+            for k in T.Pipelined(2, num_stages=2):
+                T.copy(A[k * 128, 0], a)
+                T.copy(B[k * 64, 0], b)
+                T.gemm(ones, b, sums, clear_accum=True)
+                T.gemm(a, b, sums)
+            T.copy(sums, C)
+
+    (kernel,) = kernels(main, "b200")
+    texts = [kernel.sites[act.site].text for act in acts(kernel, inside_loops=True)]
+    assert "sync_warp" in texts
+    assert check(kernel, ENOUGH) == []

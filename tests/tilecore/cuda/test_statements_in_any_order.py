@@ -91,10 +91,58 @@ class Tiles:
             [f"T.fill({f}, {one([0, 1])})"],
         ]
         if depth < 2 and one([True, False, False]):
-            inside = self.block(one([1, 2]), depth + 1)
-            condition = one(["k % 2 == 0", "k > 0", f"k == {self.turns - 1}"])
-            return [f"if {condition}:", *(f"    {line}" for line in inside)]
+            condition = one(["k % 2 == 0", "k > 0", f"k == {self.turns - 1}", "A[k, 0] > 0"])
+            lines = [f"if {condition}:", *self.inside(depth)]
+            return [*lines, "else:", *self.inside(depth)] if one([True, False]) else lines
         return one(kinds)
+
+    def inside(self, depth: int) -> list[str]:
+        return [f"    {line}" for line in self.block(self.rng.choice([1, 2]), depth + 1)]
+
+
+# Programs that were found this way, as small as they can be: (threads, turns, loop, statements).
+SERIAL, PIPELINED = "T.serial({})", "T.Pipelined({}, num_stages=2)"
+FOUND = {
+    "a branch that alone multiplies frees its tiles": (128, 6, PIPELINED, """
+if k % 3 != 1:
+    T.wgmma_gemm(a, b, x, clear_accum=True)"""),
+    "only the other branch waits for a product": (128, 2, PIPELINED, """
+for i, j in T.Parallel(64, 64):
+    c[i, j] = T.max(T.min(x[i, j], 2), -2)
+if k % 2 == 0:
+    T.wgmma_gemm(a, b, x, clear_accum=True)
+else:
+    T.fill(x, 1)"""),
+    "tiles are freed behind a product that a branch waits for": (128, 6, PIPELINED, """
+T.wgmma_gemm(a, b, x, clear_accum=True)
+if k % 3 == 1:
+    T.fill(x, 1)
+    T.gemm(h, c, y, clear_accum=True)"""),
+    "a tile lies where a product still reads another one": (256, 2, SERIAL, """
+if A[k, 0] > 0:
+    T.gemm(h, b, x, clear_accum=True)
+T.wgmma_gemm(h, b, z, clear_accum=True)"""),
+    "a branch that is never taken is the first to use shared memory": (128, 2, SERIAL, """
+if k % 2 == 0:
+    if k > 0:
+        T.reduce_sum(y, s, dim=0)
+T.reduce_max(z, t, dim=0)"""),
+    "of two branches all threads take the same": (128, 1, PIPELINED, """
+if A[k, 0] > 0:
+    T.gemm(c, b, x, clear_accum=True)
+else:
+    for i, j in T.Parallel(64, 64):
+        c[i, j] = T.max(T.min(z[i, j], 2), -2)"""),
+    "a warp meets behind a product that it has waited for": (256, 3, PIPELINED, """
+if k > 0:
+    T.gemm(a, b, z, clear_accum=True)
+    T.reduce_sum(y, t, dim=0)
+else:
+    for i, j in T.Parallel(64, 64):
+        b[i, j] = -b[i, j]
+for i, j in T.Parallel(128, 64):
+    z[i, j] = T.max(T.min(z[i, j] - x[i, j], 3), -3)"""),
+}  # fmt: skip
 
 
 def function(source: str, lines: list[str], path, **values: object):
@@ -105,10 +153,17 @@ def function(source: str, lines: list[str], path, **values: object):
 def check_tiles(seed: int, target: str, path) -> None:
     rng = random.Random(f"tiles {seed}")
     threads, turns = rng.choice([128, 256]), rng.choice([1, 2, 3])
+    loop = rng.choice([SERIAL, PIPELINED])
+    lines = Tiles(rng, threads // 2, turns).block(rng.choice([3, 5, 8]))
+    check_lines(lines, threads, turns, loop, seed, target, path)
+
+
+def check_lines(
+    lines: list[str], threads: int, turns: int, loop: str, seed: int, target: str, path
+) -> None:
     rows = threads // 2
-    loop = rng.choice(["T.serial({})", "T.Pipelined({}, num_stages=2)"]).format(turns)
-    lines = Tiles(rng, rows, turns).block(rng.choice([3, 5, 8]))
-    func = function(OF_TILES, lines, path, rows=rows, turns=turns, threads=threads, loop=loop)
+    values = {"rows": rows, "turns": turns, "threads": threads, "loop": loop.format(turns)}
+    func = function(OF_TILES, lines, path, **values)
     numbers = np.random.default_rng(seed)
     a, b = (numbers.integers(-1, 2, (turns * n, 64)).astype(np.float16) for n in (rows, 64))
     shapes = ((3, rows, 64), (2, rows), (2, 64))
@@ -149,6 +204,13 @@ def check_threads(seed: int, target: str, path) -> None:
 @pytest.mark.parametrize("target", ["sm_80", "h100", "b200", "gfx942"])
 def test_some(seed, check, target, tmp_path):
     check(seed, target, tmp_path / "program.py")
+
+
+@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize("target", ["sm_80", "h100", "b200"])
+def test_what_was_found(name, target, tmp_path):
+    threads, turns, loop, text = FOUND[name]
+    check_lines(text.split("\n"), threads, turns, loop, 0, target, tmp_path / "program.py")
 
 
 @pytest.mark.exhaustive

@@ -279,7 +279,8 @@ class Barriers:
         return after.union(self.left.pop())
 
     def _touch(self, stmt: Stmt, own: Touched, touched: Touched) -> Touched:
-        self.under_way.wait_for(stmt, own)
+        roots = {t.buffer.root for t in own.written}
+        self.under_way.wait_for(stmt, {b for r in roots for b in self.memory.get(r, {r})})
         if isinstance(stmt, nodes.Reduce) and stmt in self.meeting:
             read = frozenset(t for t in own.read if t.buffer is not stmt.dst.buffer)
             if self._conflict(Touched(read), touched, self._are_together):

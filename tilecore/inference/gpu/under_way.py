@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from tilecore.inference.gpu.touches import Touched
 from tilecore.ir import nodes
 from tilecore.ir.expr import Load
-from tilecore.ir.nodes import Gemm, Stmt
+from tilecore.ir.nodes import Buffer, Gemm, Stmt
 from tilecore.ir.visitor import buffers_of, expressions, walk_expr
 
 BODIES = (nodes.If, nodes.For, nodes.While)  # what is inside waits by itself
@@ -41,9 +41,11 @@ class UnderWay:
         if self.in_order or not pending:
             self._complete(len(self.read) - pending)
 
-    def wait_for(self, stmt: Stmt, own: Touched) -> None:
-        """Forget the products that a statement needs the sums of, or writes a tile of."""
-        written = {t.buffer.root for t in own.written}
+    def wait_for(self, stmt: Stmt, written: set[Buffer]) -> None:
+        """Forget the products that a statement needs the sums of, or writes a tile of.
+
+        ``written``: tiles that lie where it writes.
+        """
         used = buffers_of(stmt)
         if isinstance(stmt, BODIES):
             loaded = (n for e in expressions(stmt) for n in walk_expr(e) if isinstance(n, Load))
@@ -73,9 +75,7 @@ class UnderWay:
         self.in_order |= not self.read
 
 
-def _is_awaited(
-    gemm: Gemm, stmt: Stmt, used: set[nodes.Buffer], written: set[nodes.Buffer]
-) -> bool:
+def _is_awaited(gemm: Gemm, stmt: Stmt, used: set[Buffer], written: set[Buffer]) -> bool:
     is_next = isinstance(stmt, Gemm) and stmt.c.buffer is gemm.c.buffer
     needs_sums = gemm.c.buffer in used and not is_next
     return needs_sums or not written.isdisjoint((gemm.a.buffer.root, gemm.b.buffer.root))

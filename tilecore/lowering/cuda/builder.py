@@ -30,6 +30,7 @@ class CudaBuilder(TirBuilder):
         self.span: Any = None  # where the statement stands that is emitted
         self._spans: dict[SourceSpan, Any] = {}
         self._written_out = 1  # turns of loops that were opened and closed here
+        self._behind_shared: tuple[list[Any], int] = self._scopes[0], 0  # (scope, place in it)
 
     @contextlib.contextmanager
     def at(self, span: SourceSpan) -> Iterator[None]:
@@ -150,7 +151,19 @@ class CudaBuilder(TirBuilder):
             scope="shared.dyn",
         )  # fmt: skip
         self.emit(tir.AllocBuffer(buffer))
+        self._behind_shared = self._scopes[-1], len(self._scopes[-1])
         return buffer
+
+    def shared_view(self, memory: Any, size: int, dtype: str) -> Any:
+        """Return shared memory as elements of ``dtype``, declared where it is allocated.
+
+        Where it is used first may be a branch that turns out to be never taken, and goes.
+        """
+        name = self.name(f"shared_{dtype}")
+        made = tir.decl_buffer((size,), dtype, name, data_alignment=1, scope="shared.dyn")
+        scope, place = self._behind_shared
+        scope.insert(place, tir.DeclBuffer(made, data=tir.buffer_data(memory)))
+        return made
 
     def view(self, memory: Any, size: int, dtype: str, name: str, scope: str) -> Any:
         """Return the memory of a buffer as elements of ``dtype``."""

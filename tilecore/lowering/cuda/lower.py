@@ -212,13 +212,8 @@ class LaunchLowering:
     def view(self, dtype: str) -> Any:
         """Return all shared memory as elements of a type."""
         if dtype not in self.views:
-            self.views[dtype] = self.builder.view(
-                self.shared,
-                self.shared_bytes // DType(dtype).itemsize,
-                dtype,
-                f"shared_{dtype}",
-                "shared.dyn",
-            )
+            size = self.shared_bytes // DType(dtype).itemsize
+            self.views[dtype] = self.builder.shared_view(self.shared, size, dtype)
         return self.views[dtype]
 
     # --- statements ---------------------------------------------------------------------------

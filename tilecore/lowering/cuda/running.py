@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import tilecore.lowering.cuda.instructions as ptx
 from tilecore.inference.gpu.plan import GemmPlan
 from tilecore.inference.gpu.scratch import folds_across_warps
+from tilecore.inference.gpu.shared import sharing_memory
 from tilecore.ir import nodes
 from tilecore.ir.analysis import written_buffers
 from tilecore.ir.expr import Load
@@ -63,6 +64,7 @@ class RunningProducts:
         self.older: list[Running] = []
         self.groups: list[Running] = []
         self.waits = 0  # emitted so far
+        self.memory = sharing_memory(owner.plan.shared)
 
     def issue(self, plan: GemmPlan) -> None:
         """Emit a product, which is under way from then on."""
@@ -104,22 +106,33 @@ class RunningProducts:
         is_body = isinstance(stmt, BODIES) and not self._is_quiet(stmt)
         if self._meets_others(stmt) or is_body or isinstance(stmt, TOLD):
             self.drain(all_of_them=False)
+        if is_body:
+            self._settle()
         youngest = [n for n, r in enumerate(self.groups) if self._meets(r, stmt)]
         if youngest:
             self.wait(len(self.groups) - 1 - youngest[-1])
         elif any(self._meets(r, stmt) for r in self.older):
             self.wait(len(self.groups))
 
+    def _settle(self) -> None:
+        """Emit the wait for products that something follows: in a body it might not come by."""
+        followed = [n for n, r in enumerate(self.groups) if r.then]
+        if followed:
+            self.wait(len(self.groups) - 1 - followed[-1])
+        elif any(r.then for r in self.older):
+            self.wait(len(self.groups))
+
     def when_read(self, tile: Buffer, emit: Callable[[], None]) -> None:
         """Emit something once no product under way reads a tile any more."""
-        readers = [r for r in self.groups if tile in (r.stmt.a.buffer, r.stmt.b.buffer)]
+        under_way = [*self.older, *self.groups]
+        readers = [r for r in under_way if tile in (r.stmt.a.buffer, r.stmt.b.buffer)]
         if readers:
             readers[-1].then.append(emit)
         else:
             emit()
 
     def _meets(self, product: Running, stmt: Stmt) -> bool:
-        """Return whether a statement needs a product's sums, or writes what it reads."""
+        """Return whether a statement needs a product's sums, or writes memory that it reads."""
         gemm = product.stmt
         if isinstance(stmt, nodes.Seq):
             return False
@@ -133,7 +146,8 @@ class RunningProducts:
         if gemm.c.buffer.root in {b.root for b in buffers_of(stmt)}:
             return True
         read = {gemm.a.buffer.root, gemm.b.buffer.root}
-        return not read.isdisjoint(b.root for b in written_buffers(stmt))
+        written = {b.root for b in written_buffers(stmt)}
+        return any(not read.isdisjoint(self.memory.get(b, {b})) for b in written)
 
     def _is_quiet(self, stmt: Stmt) -> bool:
         """Return whether a branch is waited for like any other statement.
@@ -159,11 +173,15 @@ class RunningProducts:
     @contextlib.contextmanager
     def branch(self, body: Stmt) -> Iterator[None]:
         """Emit a body that may not run."""
-        before = [*self.older, *self.groups]
+        before, waits = [*self.older, *self.groups], self.waits
         yield
-        if self.owner.accessor.turn is None and not self._is_quiet(body):
+        if self.owner.accessor.turn is not None:
+            return
+        if not self._is_quiet(body):
             self.drain(all_of_them=id(body) in self.owner.plan.teams.bodies)
-            self.older, self.groups = _union(before, [*self.older, *self.groups]), []
+        elif waits == self.waits:
+            return
+        self.older, self.groups = _union(before, [*self.older, *self.groups]), []
 
     @contextlib.contextmanager
     def turns(self, body: Stmt, trips: Any = None) -> Iterator[None]:
