@@ -15,8 +15,7 @@ of the wall, in milliseconds. HTTP and the way to an answering process are not i
 kernel counts them (``perf_event_paranoid`` up to 2, x86-64), also the median of the instructions
 of an answer, in millions: other guests of a shared machine do not change these.
 
-``--bodies FILE`` writes the bodies of ``--count`` random questions of several kernels and devices
-instead, one per line; ``--same-as FILE`` says how many of them are byte for byte those of a file.
+``kernel_answers.py`` asks about every kernel, and compares what is answered with another version.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from service_load import FIRST_ROW, fill
+from service_load import FIRST_ROW, apart, fill
 
 from db.snapshot import Snapshot
 from db.store import SqlStore
@@ -48,7 +47,6 @@ ONE, EIGHT, UNMEASURED = 512, 640, 768  # n of the questions with one record, ei
 FIRST = 20  # questions that load what all need
 PERF_EVENT_OPEN = 298  # number of the system call on x86-64 (asm/unistd_64.h)
 HARDWARE, INSTRUCTIONS, USER_ONLY = 0, 1, 0b11 << 5  # linux/perf_event.h: exclude_kernel, _hv
-DEVICES = (None, None, "x86-64-avx2", "x86-64-avx512", "h100-sxm", "mi300x")
 
 
 class Instructions:
@@ -91,39 +89,11 @@ def ask(store: SqlStore, rows: Sequence[int], n: int, hardware: str | None) -> d
     }  # fmt: skip
 
 
-def bodies(store: SqlStore, count: int) -> list[bytes]:
-    """Return the answers to random questions: some measured, some near those, some neither."""
-    rng, known, found = np.random.default_rng(7), Snapshot(store), []
-    while len(found) < count:
-        m, n, k, size = (int(v) for v in rng.integers(1, 3000, 4))
-        problem: dict[str, Any] = {"m": m, "n": n, "k": k}
-        if rng.random() < 0.4:
-            problem = {"m": FIRST_ROW + m % 1000, "n": int(rng.choice([ONE, EIGHT])), "k": 1024}
-        kernel = "gemm"
-        if rng.random() < 0.2:
-            kernel, problem = "softmax", {"rows": m, "columns": size}
-        request = RecommendationRequest(
-            kernel=kernel, problem=problem, top_k=int(rng.integers(1, 11)),
-            hardware=DEVICES[int(rng.integers(len(DEVICES)))],
-        )  # fmt: skip
-        answer = work_out_undoubted(known, request)
-        assert answer is not None
-        found.append(answer.body)
-    return found
-
-
-def compare(given: argparse.Namespace) -> None:
-    """Write the bodies of random questions, or say how many are those of a file."""
-    with tempfile.TemporaryDirectory() as folder:
-        store = open_store(load_settings(data_dir=folder))
-        fill(store, 1000, n=ONE)
-        fill(store, 1000, n=EIGHT, each=8)
-        found = bodies(store, given.count)
-    if given.bodies is not None:
-        given.bodies.write_bytes(b"\n".join(found))
-    if given.same_as is not None:
-        others = given.same_as.read_bytes().split(b"\n")
-        print(f"{sum(map(bytes.__eq__, found, others))} of {len(found)} bodies are the same")
+def store_in(folder: str, hardware: str | None) -> None:
+    """Store what questions find in the database of a folder."""
+    store = open_store(load_settings(data_dir=folder))
+    fill(store, 4000, n=ONE, hardware=hardware)
+    fill(store, 1000, n=EIGHT, each=8, hardware=hardware)
 
 
 def main() -> None:
@@ -131,19 +101,13 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=150, help="questions of each kind")
     parser.add_argument("--hardware", help="a device instead of this host")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--bodies", type=Path, help="write bodies of random questions")
-    parser.add_argument("--same-as", type=Path, help="compare these with those of a file")
     given = parser.parse_args()
-    if given.bodies is not None or given.same_as is not None:
-        compare(given)
-        return
     count = FIRST + given.count
     rng = np.random.default_rng(2026)
     found: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as empty:
+        apart(store_in, folder, given.hardware)
         store = open_store(load_settings(data_dir=folder))
-        fill(store, 4000, n=ONE, hardware=given.hardware)
-        fill(store, 1000, n=EIGHT, each=8, hardware=given.hardware)
         for kind, (where, n, among) in {
             "eight records": (store, EIGHT, 1000),
             "one record": (store, ONE, 4000),

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import platform
 import re
@@ -42,7 +43,7 @@ import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from itertools import islice
@@ -58,7 +59,8 @@ from recommender.analytic import estimate
 from recommender.diversity import different
 from recommender.measurement import Measurement, MeasureStatus, Protocol
 from recommender.space import SearchSpace
-from tuner_service.questions import understand
+from tilecore.tile_config import TileConfig
+from tuner_service.questions import Question, understand
 from tuner_service.settings import load_settings
 from tuner_service.wiring import open_store
 
@@ -103,17 +105,31 @@ def fill(
             )
             order = estimate(space).time_s.argsort(kind="stable").tolist()
             configs = [c for _, c in islice(different(map(space.config, order), 2), each)]
-        found += [
-            Measurement(
-                workload=question.workload, config=config, hardware=question.hardware,
-                toolchain=question.toolchain, program_digest=question.program_digest,
-                protocol=Protocol.CONFIRM, threads=question.hardware.cores,
-                status=MeasureStatus.OK, times_s=(1e-3 + rank * 1e-5,) * 5,
-                reference_times_s=(2e-3,) * 5, measured_at=datetime.now(UTC),
-            )
-            for rank, config in enumerate(configs)
-        ]  # fmt: skip
+        found += confirmed(question, configs)
     store.add_all(found)
+
+
+def confirmed(question: Question, configs: Iterable[TileConfig]) -> list[Measurement]:
+    """Return confirmed measurements of configs for a question, each slower than the one before."""
+    return [
+        Measurement(
+            workload=question.workload, config=config, hardware=question.hardware,
+            toolchain=question.toolchain, program_digest=question.program_digest,
+            protocol=Protocol.CONFIRM, threads=question.hardware.cores,
+            status=MeasureStatus.OK, times_s=(1e-3 + rank * 1e-5,) * 5,
+            reference_times_s=(2e-3,) * 5, measured_at=datetime.now(UTC),
+        )
+        for rank, config in enumerate(configs)
+    ]  # fmt: skip
+
+
+def apart(work: Callable[..., None], *args: Any) -> None:
+    """Do some work in a process of its own: what it remembers would speed up what is timed here."""
+    process = multiprocessing.get_context("fork").Process(target=work, args=args)
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise SystemExit(f"{work.__name__} failed")
 
 
 @contextmanager

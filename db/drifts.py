@@ -57,7 +57,7 @@ class Drifts:
             if since is not None:
                 query = query.where(MeasurementRow.measured_at >= since)
             execute = rows_of(session)
-            records = self._reader.records(execute, execute(query, {}), None)
+            records = self._reader.records(execute, execute(query, {}))
         found: dict[str, list[Measurement]] = {name: [] for _, name in chosen}
         for record in records:
             found[str(record.run)].append(record.measurement)

@@ -68,10 +68,10 @@ class Reader:
 
     def records(
         self, execute: Execute, rows: Sequence[Row[Any]],
-        distance: Mapping[str, float] | None, workloads: Mapping[int, Workload] | None = None,
+        distance: Mapping[str, float] | None = None,
     ) -> list[MeasurementRecord]:  # fmt: skip
-        """Return the records of rows of ``FLAT``."""
-        found = self.measurements(execute, rows, workloads)
+        """Return the records of rows of ``FLAT``; ``distance``: by keys of workloads."""
+        found = self.measurements(execute, rows)
         return [
             MeasurementRecord(
                 id=row.id, run=row.public_id, measurement=m, created_by=row.created_by,
@@ -84,7 +84,7 @@ class Reader:
         self, execute: Execute, rows: Sequence[Row[Any]],
         workloads: Mapping[int, Workload] | None = None,
     ) -> list[Measurement]:  # fmt: skip
-        """Return the measurements of rows of ``FLAT``."""
+        """Return the measurements of rows of ``FLAT``; ``workloads``: those known, by their ids."""
         shared = self._shared(execute, rows, workloads or {})
         texts = [row[column] for row in rows for column in DECODED]
         # One call for all of them: most are so short that a call costs more than what is in them.

@@ -40,9 +40,9 @@ def gpu_features(space: SearchSpace, columns: Columns, estimates: Estimates) -> 
     ):  # fmt: skip
         for name in names:
             rows[f"{prefix}_{name}"] = seconds.get(name, np.zeros(count)) / estimates.time_s
-    blocks = np.ones(count)
+    blocks, known = np.ones(count), space.known(columns)
     for launch in space.graph.launches:
-        blocks = np.maximum(blocks, evaluate(launch.blocks, space.known(columns)))
+        blocks = np.maximum(blocks, evaluate(launch.blocks, known))
     cores = space.hardware.cores
     rows["log_time"] = np.log(estimates.time_s)
     rows["log_blocks"] = np.log(blocks)

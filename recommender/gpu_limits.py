@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from recommender.cpu_choices import needed_extents
+from recommender.factored import may_hold
 from recommender.gpu_resources import (
     BlockResources,
     Columns,
@@ -19,8 +20,8 @@ from recommender.gpu_resources import (
     target_of,
 )
 from recommender.hardware import HardwareProfile
-from recommender.limits import Limit, sizes_as_columns
-from tilecore.graph import Bindings, Contraction, TileGraph
+from recommender.limits import Limit, with_sizes
+from tilecore.graph import Contraction, TileGraph
 from tilecore.tile_config import KnobValue
 
 MANY_PRODUCTS = 3  # of a launch
@@ -29,8 +30,10 @@ MANY_PRODUCTS = 3  # of a launch
 class _Blocks:
     """What blocks take, computed once for all limits that look at the same configs."""
 
-    def __init__(self, graph: TileGraph, hardware: HardwareProfile, own: Columns) -> None:
-        self.graph, self.target, self._own = graph, target_of(hardware), own
+    def __init__(
+        self, graph: TileGraph, hardware: HardwareProfile, sizes: Mapping[str, int]
+    ) -> None:
+        self.graph, self.target, self._sizes = graph, target_of(hardware), sizes
         self._key: tuple[int, ...] = ()
         self._found: list[tuple[BlockResources, list[Product]]] = []
         self._kept: Columns = {}
@@ -40,7 +43,7 @@ class _Blocks:
         key = tuple(id(c) for c in columns.values())
         if key != self._key:
             self._key, self._kept, self._found = key, columns, []
-            known = Bindings({**columns, **self._own})
+            known = with_sizes(columns, self._sizes)
             for launch in self.graph.launches:
                 made = products(launch, known, self.target)
                 self._found.append((block_resources(launch, known, self.target, made), made))
@@ -55,8 +58,7 @@ def gpu_limits(
 
     ``sizes``: of the problem, where they are symbols in the graph.
     """
-    own = sizes_as_columns(sizes)
-    blocks, target = _Blocks(graph, hardware, own), target_of(hardware)
+    blocks, target = _Blocks(graph, hardware, sizes), target_of(hardware)
     warp, most = target.threads_per_warp, target.threads_per_block
     knob = "threads" if "threads" in values else next(iter(values))
     deep = "num_stages" if "num_stages" in values else next(iter(values))
@@ -96,9 +98,9 @@ def gpu_limits(
             lambda b, p: _are_served(p), is_hard=False,
         ),
     ]  # fmt: skip
-    limits += _no_deeper_than_needed(graph, deep, values, own)
+    limits += _no_deeper_than_needed(graph, deep, values, sizes)
     if site is not None and site.a.source is not None and site.b.source is not None:
-        limits += _no_larger_than_needed(site, values, own)
+        limits += _no_larger_than_needed(site, values, sizes)
     return limits
 
 
@@ -115,21 +117,22 @@ def _are_served(made: Sequence[Product]) -> Mask | bool:
     """Return whether products are by tensor cores wherever another config could have them so."""
     kept: Mask | bool = True
     for product in made:
-        if product.is_tensor.any():
+        if may_hold(product.is_tensor):
             kept = kept & product.is_tensor & product.is_busy
     return kept
 
 
 def _no_deeper_than_needed(
-    graph: TileGraph, knob: str, values: Mapping[str, Iterable[KnobValue]], own: Columns
-) -> list[Limit]:
+    graph: TileGraph, knob: str, values: Mapping[str, Iterable[KnobValue]],
+    sizes: Mapping[str, int],
+) -> list[Limit]:  # fmt: skip
     """Return the limit that a pipeline has no more stages than its loop has steps."""
     if knob != "num_stages":
         return []
 
     def holds(columns: Columns) -> Mask:
-        known = {**columns, **own}
-        steps = numbers(1, columns)
+        known = with_sizes(columns, sizes)
+        steps = numbers(1, known)
         for launch in graph.launches:
             for op in launch.ops:
                 for loop in op.loops:
@@ -142,11 +145,11 @@ def _no_deeper_than_needed(
 
 
 def _no_larger_than_needed(
-    site: Contraction, values: Mapping[str, Iterable[KnobValue]], own: Columns
+    site: Contraction, values: Mapping[str, Iterable[KnobValue]], sizes: Mapping[str, int]
 ) -> list[Limit]:
     """Return the limits that a block covers the problem with the smallest value that does."""
     found = []
-    for knob, (_, needed) in needed_extents(site, own).items():
+    for knob, (_, needed) in needed_extents(site, sizes).items():
         if knob in values:
             known = sorted(int(v) for v in values[knob])
             largest = next((v for v in known if v >= needed), known[-1])

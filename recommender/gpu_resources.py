@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recommender.factored import constant
+from recommender.factored import constant, may_hold
 from recommender.hardware import HardwareProfile
 from tilecore.amd_target import AmdTarget
 from tilecore.gpu_target import GpuTarget
@@ -148,7 +148,7 @@ def block_resources(
     stays = _stays(launch, columns, target, stages, threads) & (whole <= target.shared_per_block)
     shared = np.where(stays, whole, shared)
     is_direct, sectors = shared > target.shared_per_block, np.ones_like(shared)
-    if is_direct.any():
+    if may_hold(is_direct):
         direct = _shared_bytes(launch, columns, stages, is_staged=False) + beside_tiles
         shared = np.where(is_direct, direct, shared)
         sectors = np.where(is_direct, _sectors(launch, columns), sectors)

@@ -9,7 +9,7 @@ import numpy as np
 
 from recommender.cpu_choices import Columns, Tiling, needed_extents
 from recommender.hardware import HardwareProfile
-from tilecore.graph import Contraction, TileGraph, evaluate
+from tilecore.graph import Bindings, Contraction, TileGraph, evaluate
 from tilecore.inference.dots import TILE_ROWS
 from tilecore.kernels.definition import Knob
 from tilecore.tile_config import KnobValue
@@ -35,9 +35,9 @@ class Limit:
     is_hard: bool
 
 
-def sizes_as_columns(sizes: Mapping[str, int]) -> Columns:
-    """Return sizes of a problem as what stands for a column in closed forms."""
-    return {name: np.asarray(size) for name, size in sizes.items()}
+def with_sizes(columns: Columns, sizes: Mapping[str, int]) -> Bindings:
+    """Return the values of all symbols of a graph: knobs (per config) and sizes of the problem."""
+    return Bindings({**columns, **{name: np.asarray(size) for name, size in sizes.items()}})
 
 
 def hard_limits(
@@ -47,7 +47,6 @@ def hard_limits(
 
     ``sizes``: of the problem, where they are symbols in the graph.
     """
-    own = sizes_as_columns(sizes)
     registers = hardware.vector_registers
 
     def fits(c: Columns) -> np.ndarray:
@@ -58,7 +57,7 @@ def hard_limits(
         return kept
 
     def scratch(c: Columns) -> np.ndarray:
-        known = {**c, **own}
+        known = with_sizes(c, sizes)
         live = [evaluate(e, known) for x in graph.launches for e in x.live_bytes.values()]
         return np.broadcast_to(sum(live) <= WORKSPACE_BYTES, (len(next(iter(c.values()))),))
 
@@ -73,14 +72,16 @@ def hard_limits(
 class _LastTiling:
     """Tile counts, computed once for all limits that look at the same columns."""
 
-    def __init__(self, site: Contraction, hardware: HardwareProfile, own: Columns) -> None:
-        self._site, self._hardware, self._own = site, hardware, own
+    def __init__(
+        self, site: Contraction, hardware: HardwareProfile, sizes: Mapping[str, int]
+    ) -> None:
+        self._site, self._hardware, self._sizes = site, hardware, sizes
         self._last: tuple[Columns, Tiling] | None = None
 
     def of(self, columns: Columns) -> Tiling:
         """Return the tile counts of some columns."""
         if self._last is None or self._last[0] is not columns:
-            known = {**columns, **self._own}
+            known = with_sizes(columns, self._sizes)
             self._last = columns, Tiling(self._site, known, self._hardware)
         return self._last[1]
 
@@ -92,7 +93,7 @@ def soft_limits(
     """Return what a config of a matrix product should keep to be worth a measurement."""
     l2 = hardware.l2_bytes
 
-    tiling = _LastTiling(site, hardware, sizes_as_columns(sizes))
+    tiling = _LastTiling(site, hardware, sizes)
 
     def rule(knob: str, expected: str, test: Callable[..., np.ndarray]) -> Limit:
         return Limit(knob, expected, lambda c: test(tiling.of(c), c), False)

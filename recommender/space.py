@@ -15,7 +15,7 @@ from recommender.errors import EmptySpace, UnknownCandidate
 from recommender.factored import Factored, Grid, kept_codes
 from recommender.gpu_limits import gpu_limits
 from recommender.hardware import HardwareProfile
-from recommender.limits import Limit, hard_limits, sizes_as_columns, soft_limits, value_fault
+from recommender.limits import Limit, hard_limits, soft_limits, value_fault, with_sizes
 from recommender.open_shapes import Hashed, TracedShape, traced
 from tilecore.errors import InvalidConfig
 from tilecore.graph import Bindings, Contraction, TileGraph, sole_contraction
@@ -228,7 +228,7 @@ class SearchSpace:
 
     def known(self, columns: Columns) -> Bindings:
         """Return the values of all symbols of the graph: knobs (per config) and sizes."""
-        return Bindings({**columns, **sizes_as_columns(self.sizes)})
+        return with_sizes(columns, self.sizes)
 
     def _default(self, knob: str) -> KnobValue:
         return next(k.default for k in self.definition.knobs if k.name == knob)

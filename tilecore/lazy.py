@@ -1,7 +1,8 @@
 """cached_property: functools' own, but without a lock where Python's still takes one (3.11).
 
-An answer reads dozens of them for the first time, and the lock was half of what each cost. Two
-threads that read one at the same time may compute it twice, as with Python 3.12.
+For what every answer makes anew: it reads dozens of them for the first time, and the locks took
+5 % of its time. Objects that live long may as well have functools'. Two threads that read one at
+the same time may compute it twice, as with Python 3.12.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import tilecore
+from recommender import gpu_resources
 from recommender.analytic import estimate
 from recommender.errors import EmptySpace
 from recommender.gpu_model import GpuConstants, gpu_terms
@@ -226,6 +227,21 @@ def test_library_kernels_have_spaces_whose_shared_memory_is_the_compilers(case, 
         block = block_resources(launch, known, target, products(launch, known, target))
         more = made.shared_bytes - block.shared_bytes[row]
         assert 0 <= more <= ROWS_MOVED_BYTES, space.config(row)
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("device", ["h100", "mi300x"])
+@pytest.mark.parametrize("case", LIBRARY, ids=lambda c: f"{c[0]}-{c[1].get('m', '')}")
+def test_columns_by_combinations_of_knobs_say_what_plain_ones_do(case, device, monkeypatch):
+    name, fields = case
+    space = library_space(name, device, **fields)
+    plain = space.columns
+    expected = estimate(space, plain).time_s
+    kept = [np.asarray(limit.holds(plain)) for limit in space.limits]
+    monkeypatch.setattr(gpu_resources, "MANY_CONFIGS", 0)
+    np.testing.assert_array_equal(estimate(space).time_s, expected)
+    for limit, mask in zip(space.limits, kept, strict=True):
+        np.testing.assert_array_equal(limit.holds(space.factored), mask, limit.expected)
 
 
 def test_as_many_experts_as_models_have():

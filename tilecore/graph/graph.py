@@ -28,15 +28,8 @@ class Launch:
     live_bytes: dict[str, Expr]
 
     @cached_property
-    def _block_bytes(self) -> dict[tuple[bool, str], Expr]:
-        return {}
-
-    @cached_property
-    def _tensor_bytes(self) -> dict[tuple[Buffer, bool], Expr]:
-        return {}
-
-    @cached_property
-    def _repeats(self) -> dict[tuple[TileOp, Access], Expr]:
+    def _made(self) -> dict[tuple[object, ...], Expr]:
+        """Closed forms that were asked for, by what was asked."""
         return {}
 
     @cached_property
@@ -44,7 +37,7 @@ class Launch:
         """Number of blocks in the grid."""
         return product(self.grid)
 
-    @cached_property
+    @property
     def edges(self) -> tuple[Edge, ...]:
         """Producer and next consumer of each tile, in program order."""
         found: list[Edge] = []
@@ -73,11 +66,11 @@ class Launch:
 
     def block_bytes(self, *, writes: bool, scope: str = "global") -> Expr:
         """Return the bytes that one interior block moves at one memory level."""
-        key = writes, scope
-        if key not in self._block_bytes:
+        key = "block_bytes", writes, scope
+        if key not in self._made:
             moved = self.accesses(writes=writes, scope=scope)
-            self._block_bytes[key] = total(product((a.tile_bytes, op.trips)) for op, a in moved)
-        return self._block_bytes[key]
+            self._made[key] = total(product((a.tile_bytes, op.trips)) for op, a in moved)
+        return self._made[key]
 
     def tensor_bytes(self, buffer: Buffer, *, writes: bool) -> Expr:
         """Return the bytes of ``buffer`` moved by the whole grid; edges clipped, reuse not counted.
@@ -85,23 +78,23 @@ class Launch:
         A footprint is moved again for every block along a grid axis, and every trip of a loop, that
         its offsets do not depend on.
         """
-        key = buffer, writes
-        if key not in self._tensor_bytes:
-            self._tensor_bytes[key] = total(
+        key = "tensor_bytes", buffer, writes
+        if key not in self._made:
+            self._made[key] = total(
                 product((access.footprint_bytes, self.repeats(op, access)))
                 for op, access in self.accesses(writes=writes)
                 if access.buffer is buffer
             )
-        return self._tensor_bytes[key]
+        return self._made[key]
 
     def repeats(self, op: TileOp, access: Access) -> Expr:
         """Return how often the whole footprint of ``access`` is moved by the grid."""
-        key = op, access
-        if key not in self._repeats:
+        key = "repeats", op, access
+        if key not in self._made:
             axes = [size for i, size in enumerate(self.grid) if i not in access.block_axes]
             loops = [x.trip_count for x in op.loops if all(x is not y for y in access.loops)]
-            self._repeats[key] = product((*axes, *loops))
-        return self._repeats[key]
+            self._made[key] = product((*axes, *loops))
+        return self._made[key]
 
     def work(self, unit: str, dtype: str | None = None) -> Expr:
         """Return the work of one block on ``unit`` (all dtypes if None), padding included."""
