@@ -229,7 +229,7 @@ class _Ranked:
     def __init__(self, spaces: Sequence[SearchSpace], threads: int) -> None:
         self.spaces = spaces
         self.whole = [estimate(space, threads=threads) for space in spaces]
-        self.alone = [estimate(space, threads=1) for space in spaces]
+        self.alone = [found.on(1) for found in self.whole]
         found: list[tuple[float, int, int]] = []
         for number, estimates in enumerate(self.whole):
             times = estimates.time_s
