@@ -86,4 +86,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        sys.exit(f"the service cannot be used: {error}")

@@ -19,7 +19,7 @@ from tuner_service.conditional import ConditionalGet
 from tuner_service.dashboard import routes as pages
 from tuner_service.dashboard.shell import Shell
 from tuner_service.metrics import Metrics
-from tuner_service.middleware import BodyLimit, FieldsOnce, PlainAddress
+from tuner_service.middleware import BodyLimit, FieldsOnce, HeadAsGet, PlainAddress
 from tuner_service.model_uploads import ModelUploads
 from tuner_service.routes import (
     catalog,
@@ -113,5 +113,6 @@ def create_app(settings: Settings, store: SqlStore | None = None) -> FastAPI:
     app.add_middleware(ConditionalGet)
     app.add_middleware(Access, settings=settings, keyring=app.state.keyring)
     app.add_middleware(Shell)
+    app.add_middleware(HeadAsGet)
     app.add_middleware(Telemetry, metrics=app.state.metrics, access_log=settings.access_log)
     return app

@@ -194,6 +194,32 @@ def test_no_more_streams_are_open_than_allowed(settings, store):
             assert time.monotonic() < deadline
 
 
+def test_head_is_answered_as_get_without_a_body(settings, store):
+    """A stream, too, which ends at once and gives its place back: this run waits for workers."""
+    app = create_app(settings.model_copy(update={"max_streams": 1}), store)
+    with served(app) as address, httpx.Client(base_url=address, timeout=20) as client:
+        run = client.post("/v1/tuning-runs", json=GEMM).headers["location"]
+        of_one_request = {"date", "x-request-id"}
+        for path in ("/healthz", run, "/v1/kernels", "/v1/tuning-runs/none", "/dashboard/runs"):
+            asked, given = client.head(path), client.get(path)
+            assert (asked.status_code, asked.content) == (given.status_code, b"")
+            differences = asked.headers.items() ^ given.headers.items()
+            assert {name for name, _ in differences} <= of_one_request
+        etag = client.get("/v1/kernels").headers["etag"]
+        assert client.head("/v1/kernels", headers={"If-None-Match": etag}).status_code == 304
+        assert client.head("/v1/recommendations").status_code == 405
+        assert client.head(f"{run}/events").headers["content-type"].startswith("text/event")
+        deadline = time.monotonic() + 20
+        while True:
+            with client.stream("GET", f"{run}/events") as stream:
+                if stream.status_code == 200:
+                    break
+            assert time.monotonic() < deadline
+        counted = client.get("/metrics").text
+        counted = 'tilecore_request_seconds_count{method="HEAD",route="/kernels",status="200"} 1.0'
+        assert counted in client.get("/metrics").text
+
+
 def _events(response):
     assert response.headers["content-type"].startswith("text/event-stream")
     blocks = [b for b in response.text.split("\n\n") if "data:" in b]
