@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 
 from tilecore.amd_target import AmdTarget
 from tilecore.errors import UnsupportedOnTarget
@@ -76,23 +76,93 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
     teams = find_teams(launch, threads, target)
     tiles = [s.buffer for s in walk(launch.body) if isinstance(s, nodes.Alloc)]
     check_tiles(tiles, target)
-    spread = frozenset(_spread(launch, tiles))
-    viewed = {t.base for t in tiles if t.base is not None}
-    variables = frozenset(t for t in tiles if t.is_var and not launch.thread_vars)
-    fragments = Fragments(
-        teams.whole.count, target.threads_per_warp, target.matrix_moves, spread=spread,
-        variables=variables, left={} if launch.thread_vars else left_behind(launch.body),
-    )  # fmt: skip
-    for tile in _not_in_registers(launch, tiles, fragments.spread):
-        fragments.shared[tile] = "elements are accessed one by one, or through views"
+    fragments = _fragments(launch, tiles, teams, target)
     tensor = find_tensor_memory(launch, teams, target, options)
     check_pairs(launch, target, tensor, options)
-    found = _statements(launch.body, enter(launch, Context()))
-    statements = [p for p in found if p.stmt not in tensor.transfers]
     _share_between_teams(launch, teams, fragments)
+    work = _share_out(launch, teams, target, fragments, options, tensor)
+    memory = _needs(launch, tiles, teams, target, fragments, work, tensor).fit(
+        find_pipelines(launch, work.nests, target)
+    )
+    _check_single_copies(launch, teams, memory, target)
+    gemms = with_waits(work.gemms, memory.pipelines)
+    meeting = {s for s, n in work.nests.items() if folds_across_warps(n, target.threads_per_warp)}
+    barriers, ends = Barriers(
+        launch, sharing_memory(memory.places) | {t: {t} for t in tensor.tiles}, memory.pipelines,
+        teams, memory.loads, meeting, _run_by_one_thread(memory.pipelines, gemms),
+    ).find()  # fmt: skip
+    nests = {
+        s: n for s, n in work.nests.items() if not isinstance(s, For) or not _meets(s, barriers)
+    }
+    pipelines, why_not = with_overlaps(
+        memory.pipelines, gemms, work.held, barriers | meeting, teams.whole.count
+    )
+    moved = {*memory.stores, *memory.loads, *memory.multicasts, *tensor.transfers}
+    trade = registers_to_trade(launch, teams, target)
+    notes = [f"{t.name}: kept in shared memory ({why})" for t, why in fragments.shared.items()]
+    if isinstance(trade, str):
+        notes.append(f"registers stay where they are: {trade}")
+    notes += [*why_not, *excesses(work.held, teams.whole.count, target)]
+    if options.fast_math and target.kind == "cuda":
+        notes.append("fast math: functions and divisions of float32 are approximate")
+    return GpuLaunchPlan(
+        launch=launch, threads=threads, teams=teams, fragments=work.held, shared=memory.places,
+        nests=nests, gemms=gemms, pipelines=pipelines,
+        stores=memory.stores, loads=memory.loads, updates=memory.updates,
+        multicasts=memory.multicasts, running=running_stores(launch, memory.stores, teams),
+        unawaited=unawaited_copies(launch, nests, pipelines.values(), moved, target),
+        registers=trade is True, barriers=barriers, ends=ends,
+        tile_bytes=memory.tile_bytes, shared_bytes=memory.bytes,
+        tensor_tiles=tensor.tiles, transfers=tensor.transfers, tensor_columns=tensor.columns,
+        notes=(*notes, *tensor.notes),
+    )  # fmt: skip
+
+
+def _fragments(
+    launch: KernelLaunch, tiles: list[Buffer], teams: Teams, target: GpuTarget
+) -> Fragments:
+    """Return what is known of fragments before anything is shared out."""
+    found = Fragments(
+        teams.whole.count, target.threads_per_warp, target.matrix_moves,
+        spread=frozenset(_spread(launch, tiles)),
+        variables=frozenset(t for t in tiles if t.is_var and not launch.thread_vars),
+        left={} if launch.thread_vars else left_behind(launch.body),
+    )  # fmt: skip
+    for tile in _not_in_registers(launch, tiles, found.spread):
+        found.shared[tile] = "elements are accessed one by one, or through views"
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What the threads of a launch share out, and how.
+
+    Attributes:
+        statements: all of them, but for what moves to and from tensor memory.
+        gemms, nests: how products and the other statements run.
+        held: who holds the elements of fragments.
+    """
+
+    statements: Sequence[Points]
+    gemms: Mapping[Stmt, GemmPlan]
+    nests: Mapping[Stmt, NestPlan]
+    held: Mapping[Buffer, Distribution]
+
+
+def _share_out(
+    launch: KernelLaunch,
+    teams: Teams,
+    target: GpuTarget,
+    fragments: Fragments,
+    options: GpuOptions,
+    tensor: TensorMemory,
+) -> _Work:
+    """Return how the threads run what they share; anew for each fragment that finds no place."""
+    found = _statements(launch.body, enter(launch, Context()), target)
+    statements = [p for p in found if p.stmt not in tensor.transfers]
     while True:
         before = len(fragments.shared)
-        gemms = _products(launch, teams, target, fragments, options, viewed, tensor)
+        gemms = _products(launch, teams, target, fragments, options, tensor)
         nests: dict[Stmt, NestPlan] = {}
         held: dict[Buffer, Distribution] = {}
         for team in (teams.whole, *teams.all):
@@ -106,51 +176,35 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
             nests |= distribute(mine, products, own, moved)
             held |= own.held
         if len(fragments.shared) == before:
-            break
-    nests |= wide_loops(launch)
-    pipelines = find_pipelines(launch, nests, target)
-    shared = [
-        t for t in tiles
-        if t.base is None and t not in tensor.tiles and _in_shared(t, fragments)
-    ]  # fmt: skip
-    memory = Needs(
-        launch, target, teams, tuple(nests.values()), tuple(gemms.values()), tuple(shared),
-        frozenset(viewed),
-        frozenset(
-            _staging(statements, gemms.values(), tensor) | _moved_as_matrices(nests.values())
+            return _Work(statements, gemms, nests | wide_loops(launch), held)
+
+
+def _needs(
+    launch: KernelLaunch,
+    tiles: list[Buffer],
+    teams: Teams,
+    target: GpuTarget,
+    fragments: Fragments,
+    work: _Work,
+    tensor: TensorMemory,
+) -> Needs:
+    """Return what of a launch wants shared memory."""
+    gemms, nests = tuple(work.gemms.values()), tuple(work.nests.values())
+    return Needs(
+        launch=launch, target=target, teams=teams, nests=nests, gemms=gemms,
+        tiles=tuple(
+            t for t in tiles
+            if t.base is None and t not in tensor.tiles and _in_shared(t, fragments)
         ),
-        tensor.words(gemms.values()) + counted_words(launch), tensor.notes,
-    ).fit(pipelines)  # fmt: skip
-    _check_single_copies(launch, teams, memory, target)
-    places = memory.places
-    gemms = with_waits(gemms, memory.pipelines)
-    touched = sharing_memory(places) | {t: {t} for t in tensor.tiles}
-    meeting = {s for s, n in nests.items() if folds_across_warps(n, target.threads_per_warp)}
-    barriers, ends = Barriers(
-        launch, touched, memory.pipelines, teams, memory.loads, meeting,
-        _run_by_one_thread(memory.pipelines, gemms),
-    ).find()  # fmt: skip
-    nests = {s: n for s, n in nests.items() if not isinstance(s, For) or not _meets(s, barriers)}
-    overlapped, why_not = with_overlaps(
-        memory.pipelines, gemms, held, barriers | meeting, teams.whole.count
-    )
-    notes = tuple(f"{t.name}: kept in shared memory ({why})" for t, why in fragments.shared.items())
-    trade = registers_to_trade(launch, teams, target)
-    if isinstance(trade, str):
-        notes = (*notes, f"registers stay where they are: {trade}")
-    notes += (*why_not, *excesses(held, teams.whole.count, target))
-    if options.fast_math and target.kind == "cuda":
-        notes += ("fast math: functions and divisions of float32 are approximate",)
-    unawaited = unawaited_copies(
-        launch, nests, overlapped.values(),
-        {*memory.stores, *memory.loads, *memory.multicasts, *tensor.transfers}, target,
+        viewed=frozenset(_viewed(tiles)),
+        staging=frozenset(_staging(work.statements, gemms, tensor) | _moved_as_matrices(nests)),
+        tensor_words=tensor.words(gemms) + counted_words(launch), outside=tensor.notes,
     )  # fmt: skip
-    return GpuLaunchPlan(
-        launch, threads, held, places, nests, gemms, overlapped, memory.stores, memory.loads,
-        memory.updates, unawaited, trade is True, barriers, ends, memory.tile_bytes, memory.bytes,
-        teams, notes + tensor.notes, tensor.tiles, tensor.transfers, tensor.columns,
-        memory.multicasts, running_stores(launch, memory.stores, teams),
-    )  # fmt: skip
+
+
+def _viewed(tiles: Iterable[Buffer]) -> set[Buffer]:
+    """Return the tiles that views see in another shape."""
+    return {t.base for t in tiles if t.base is not None}
 
 
 def _check_single_copies(
@@ -218,7 +272,7 @@ def _not_in_registers(
     return found & spread
 
 
-def _statements(stmt: Stmt, context: Context) -> Iterator[Points]:
+def _statements(stmt: Stmt, context: Context, target: GpuTarget) -> Iterator[Points]:
     """Yield the statements that threads share out, with what surrounds them."""
     if is_barrier_setup(stmt):
         return
@@ -228,13 +282,13 @@ def _statements(stmt: Stmt, context: Context) -> Iterator[Points]:
         return
     if isinstance(stmt, (nodes.Parallel, nodes.Copy, nodes.Fill, nodes.Reduce, nodes.Scan)):
         raise UnsupportedOnTarget(
-            what=f"a {type(stmt).__name__} of extents known only at run time", target="cuda",
+            what=f"a {type(stmt).__name__} of extents known only at run time", target=target.name,
             reason="its points are spread over threads when it is compiled", span=stmt.span,
             hint="loop over the largest extent and put an if inside",
         )  # fmt: skip
     inner = context if isinstance(stmt, nodes.Seq) else enter(stmt, context)
     for child in children(stmt):
-        yield from _statements(child, inner)
+        yield from _statements(child, inner, target)
         if isinstance(child, nodes.Let):
             inner = replace(inner, lets={**inner.lets, child.var: child.value})
 
@@ -256,10 +310,10 @@ def _products(
     target: GpuTarget,
     fragments: Fragments,
     options: GpuOptions,
-    viewed: Set[Buffer],
     tensor: TensorMemory,
 ) -> dict[Stmt, GemmPlan]:
     """Return the plan of each product; operands of fma lie in shared memory."""
+    viewed = _viewed(s.buffer for s in walk(launch.body) if isinstance(s, nodes.Alloc))
     found: dict[Stmt, GemmPlan] = {}
     for stmt in walk(launch.body):
         if not isinstance(stmt, Gemm):

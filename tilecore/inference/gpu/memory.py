@@ -42,7 +42,7 @@ class Memory:
     multicasts: Mapping[Stmt, Box] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
     """What decides about the shared memory of a launch.
 

@@ -339,7 +339,7 @@ class Pipeline:
         return self.groups[number] if self.groups else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuLaunchPlan:
     """Everything decided about one kernel launch.
 
