@@ -62,7 +62,7 @@ MANY_CONFIGS = 8192  # beyond so many columns are held by combinations of knobs 
 PREFETCHED = 2  # tiles of each kind on AMD, whose next ones come through registers
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
     """How a T.gemm runs, per config.
 
@@ -220,12 +220,14 @@ def _product(
     held = (m / rows + n / cols) * depth / lanes / REGISTER_BYTES
     is_converted = isinstance(target, AmdTarget) and kinds[0] != str(stmt.a.dtype)
     converted = is_converted * warped * k * (m * cols + n * rows)
+    has_part = rows * cols * np.where(grouped, WARPGROUP, lanes) >= threads
     return Product(
-        op, 2 * m * n * k, grouped | warped, grouped, read,
-        np.where(grouped | ~warped, 8.0, held),
-        (rows * cols * np.where(grouped, WARPGROUP, lanes) >= threads)
-        & ((cols == 1) | (not is_chained)), (grouped | warped) & (cols > 1), kinds[0],
-        CONVERSION_OPERATIONS * converted,
+        op=op, dtype=kinds[0], flop=2 * m * n * k, read_bytes=read,
+        is_tensor=grouped | warped, is_grouped=grouped,
+        operand_registers=np.where(grouped | ~warped, 8.0, held),
+        is_busy=has_part & ((cols == 1) | (not is_chained)),
+        shares_rows=(grouped | warped) & (cols > 1),
+        conversions=CONVERSION_OPERATIONS * converted,
     )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from tilecore.tile_config import KnobValue, TileConfig
 
 SAMPLE = 192  # places of a space that are looked at beside those around what was measured
 EXPLAINED = 64  # candidates of the analytic model that are looked at together with given configs
+Explain = Callable[[Sequence[int]], list[Estimate]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Given:
         return float(self.time_s[row]), float(self.low_s[row]), float(self.high_s[row])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
     """Expected times of some candidates of a space.
 
@@ -66,7 +67,7 @@ class Forecast:
     high_s: np.ndarray
     source: str
     given: Given | None
-    explain: Callable[[Sequence[int]], list[Estimate]]
+    explain: Explain
 
     @property
     def rows(self) -> np.ndarray:
@@ -183,9 +184,10 @@ def _ranked(
     ranked = np.argsort(time_s[count:], kind="stable")
     rows = count + ranked
     return Forecast(
-        space, codes[ranked], among, time_s[rows], low[rows], high[rows],
-        "analytic" if learned is None else learned.source, known,
-        lambda positions: [picked.at(int(rows[p])) for p in positions],
+        space=space, codes=codes[ranked], among=among, given=known,
+        source="analytic" if learned is None else learned.source,
+        time_s=time_s[rows], low_s=low[rows], high_s=high[rows],
+        explain=lambda positions: [picked.at(int(rows[p])) for p in positions],
     )  # fmt: skip
 
 
@@ -198,13 +200,17 @@ def _by_formula(
     Of a matrix product on a CPU, whose space is large, what adds up to ``everything`` is looked at
     again for a few; of others it is there.
     """
-    codes, time_s = space.codes[order], everything.time_s[order]
+    time_s = everything.time_s[order]
     low, high = (time_s * factor for factor in ANALYTIC_SPREAD)
-    if not given and everything.tiling is None:
+
+    def told(explain: Explain, known: Given | None = None) -> Forecast:
         return Forecast(
-            space, codes, among, time_s, low, high, "analytic", None,
-            lambda positions: [everything.at(int(order[p])) for p in positions],
+            space=space, codes=space.codes[order], among=among, given=known, source="analytic",
+            time_s=time_s, low_s=low, high_s=high, explain=explain,
         )  # fmt: skip
+
+    if not given and everything.tiling is None:
+        return told(lambda positions: [everything.at(int(order[p])) for p in positions])
     count, explained = len(given), order[:EXPLAINED]
     columns = space.rows(explained)
     if given:
@@ -219,7 +225,7 @@ def _by_formula(
         few = estimate(space, space.rows(order[list(positions)]), threads=threads)
         return [few.at(i) for i in range(len(positions))]
 
-    return Forecast(space, codes, among, time_s, low, high, "analytic", known, explain)
+    return told(explain, known)
 
 
 def _fastest(time_s: np.ndarray, count: int) -> np.ndarray:
