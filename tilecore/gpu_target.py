@@ -87,6 +87,14 @@ class GpuTarget:
         return self.has("sm_90")
 
     @property
+    def tma_reaches_cluster(self) -> bool:
+        """Whether that unit itself brings boxes to other blocks of a cluster: sm_120's does not.
+
+        There ptxas 13.0 asks before each load whose address it is, and has software do the rest.
+        """
+        return self.has_tma and not self.has("sm_120")
+
+    @property
     def multiplies_by_quads(self) -> bool:
         """Whether tensor cores take mma.m8n8k4 alone (Volta)."""
         return self.kind == "cuda" and not self.has("sm_75")
@@ -186,25 +194,57 @@ B200 = GpuTarget(
     shared_per_multiprocessor=228 * KB, threads_per_multiprocessor=2048,
     blocks_per_multiprocessor=32,
 )  # fmt: skip
+# Code for sm_120 itself: nothing that is used needs the "a", which would not run on 12.1.
+RTX_5090 = GpuTarget(
+    arch="sm_120", device="rtx5090", multiprocessors=170, shared_per_block=99 * KB,
+    shared_per_multiprocessor=100 * KB, threads_per_multiprocessor=1536,
+    blocks_per_multiprocessor=24,
+)  # fmt: skip
+ARCHITECTURES = (V100, RTX_2080, A100, RTX_3090, RTX_4090, H100, B200, RTX_5090)
 # Device, multiprocessors, source.
 DEVICES: tuple[tuple[str, int, GpuTarget, str], ...] = (
     ("v100", 80, V100, "NVIDIA Tesla V100 GPU Architecture whitepaper, table 1"),
+    ("t4", 40, RTX_2080, "NVIDIA T4 data sheet: 2560 CUDA cores, 64 each"),
     ("rtx2080", 46, RTX_2080, "NVIDIA Turing GPU Architecture whitepaper, table 2"),
+    (
+        "rtx2080ti",
+        68,
+        RTX_2080,
+        "NVIDIA's page of the GeForce RTX 2080 Ti: 4352 CUDA cores, 64 each",
+    ),
     ("a100", 108, A100, "NVIDIA A100 Tensor Core GPU Architecture whitepaper, table 4"),
+    ("a30", 56, A100, "NVIDIA A30 product brief: 3584 CUDA cores, 64 each"),
+    ("rtx3070", 46, RTX_3090, "NVIDIA's page of the GeForce RTX 3070: 5888 CUDA cores, 128 each"),
+    ("rtx3080", 68, RTX_3090, "NVIDIA's page of the GeForce RTX 3080 (10 GB): 8704 CUDA cores"),
     ("rtx3090", 82, RTX_3090, "NVIDIA Ampere GA102 GPU Architecture whitepaper, table 9"),
     ("rtxa6000", 84, RTX_3090, "NVIDIA Ampere GA102 GPU Architecture whitepaper, table 10"),
+    ("a10", 72, RTX_3090, "NVIDIA A10 product brief: 9216 CUDA cores, 128 each"),
+    ("a40", 84, RTX_3090, "NVIDIA A40 data sheet: 10752 CUDA cores, 128 each"),
+    ("rtx4070", 46, RTX_4090, "NVIDIA's page of the GeForce RTX 4070: 5888 CUDA cores, 128 each"),
+    ("rtx4080", 76, RTX_4090, "NVIDIA's page of the GeForce RTX 4080: 9728 CUDA cores, 128 each"),
     ("rtx4090", 128, RTX_4090, "NVIDIA Ada GPU Architecture whitepaper, table 2"),
+    ("rtx6000ada", 142, RTX_4090, "NVIDIA RTX 6000 Ada data sheet: 18176 CUDA cores, 128 each"),
+    ("l4", 58, RTX_4090, "CUDA device query of an L4, as quoted by vendors: 7424 CUDA cores"),
+    ("l40", 142, RTX_4090, "NVIDIA L40 data sheet: 18176 CUDA cores, 128 each"),
     ("l40s", 142, RTX_4090, "NVIDIA L40S data sheet: 18176 CUDA cores, 128 each"),
     ("h100", 132, H100, "NVIDIA H100 Tensor Core GPU Architecture whitepaper, table 2 (SXM5)"),
     ("h100pcie", 114, H100, "NVIDIA H100 Tensor Core GPU Architecture whitepaper, table 2"),
+    ("h20", 78, H100, "CUDA device query of an H20, as quoted by vendors"),
+    ("h800", 132, H100, "an H100 (SXM5) with slower links: CUDA device query"),
     ("h200", 132, H100, "NVIDIA H200 data sheet: 16896 CUDA cores, 128 each"),
     ("b200", 148, B200, "CUDA device query of a B200, as quoted by vendors' benchmarks"),
+    ("rtx5070", 48, RTX_5090, "NVIDIA's page of the GeForce RTX 5070: 6144 CUDA cores, 128 each"),
+    ("rtx5070ti", 70, RTX_5090, "NVIDIA's page of the GeForce RTX 5070 Ti: 8960 CUDA cores"),
+    ("rtx5080", 84, RTX_5090, "NVIDIA's page of the GeForce RTX 5080: 10752 CUDA cores"),
+    ("rtx5090", 170, RTX_5090, "NVIDIA's page of the GeForce RTX 5090: 21760 CUDA cores"),
+    ("rtxpro6000", 188, RTX_5090, "NVIDIA RTX PRO 6000 Blackwell data sheet: 24064 CUDA cores"),
 )
-ALIASES = {
-    "a6000": "rtxa6000", "geforcertx2080": "rtx2080", "geforcertx3090": "rtx3090",
-    "geforcertx4090": "rtx4090", "teslav100": "v100", "h100sxm": "h100", "2080": "rtx2080",
-    "3090": "rtx3090", "4090": "rtx4090",
-}  # fmt: skip
+BRANDS = ("nvidia", "geforce", "tesla")
+ENDINGS = (
+    "", "sxm4", "sxm5", "sxm2", "sxm3", "sxm", "hbm3", "nvl", "pcie", "80", "40", "generation",
+    "blackwell", "blackwellworkstationedition", "blackwellserveredition",
+    "blackwellmaxqworkstationedition",
+)  # fmt: skip
 
 
 @functools.cache
@@ -213,7 +253,7 @@ def gpu_targets() -> Mapping[str, GpuTarget]:
     from dataclasses import replace
 
     known = {n: replace(base, device=n, multiprocessors=m) for n, m, base, _ in DEVICES}
-    for base in (V100, RTX_2080, A100, RTX_3090, RTX_4090, H100, B200):
+    for base in ARCHITECTURES:
         known[base.arch] = replace(base, device=base.arch)
     return known
 
@@ -223,7 +263,8 @@ def find_gpu_target(name: str, arch: str | None = None) -> GpuTarget | None:
 
     Args:
         name: "cuda", "h100", "nvidia/nvidia-h100", "NVIDIA H100 PCIe", "sm_90a", "sm_90" (the same:
-            every device of capability 9.0 and of 10.0 has the instructions of the "a").
+            every device of capability 9.0 and of 10.0 has the instructions of the "a"; of sm_120
+            no code uses them).
         arch: architecture that "cuda" stands for; default: that of the first device of this
             machine, else DEFAULT_ARCH.
     """
@@ -232,11 +273,15 @@ def find_gpu_target(name: str, arch: str | None = None) -> GpuTarget | None:
     if text == "cuda":
         return find_gpu_target(arch) if arch else local_device() or known[DEFAULT_ARCH]
     if text.startswith("sm_"):
+        text = "sm_120" if text == "sm_120a" else text
         return known.get(text) or known.get(f"{text}a")
     text = re.sub(r"[\s-]\d+gb.*$", "", text.removeprefix("nvidia/"))
-    plain = re.sub(r"[^a-z0-9]", "", text).removeprefix("nvidia")
-    for ending in ("", "sxm4", "sxm5", "sxm2", "sxm3", "sxm", "hbm3", "nvl", "pcie", "80", "40"):
-        found = known.get(ALIASES.get(plain.removesuffix(ending), plain.removesuffix(ending)))
+    plain = re.sub(r"[^a-z0-9]", "", text)
+    for brand in BRANDS:
+        plain = plain.removeprefix(brand)
+    for ending in ENDINGS:
+        bare = plain.removesuffix(ending)
+        found = known.get(bare) or known.get(f"rtx{bare}")
         if plain.endswith(ending) and found is not None:
             return found
     return None

@@ -45,7 +45,7 @@ def attention_space(device):
 
 
 def test_there_are_profiles_of_the_targets_with_sources():
-    assert len(GPUS) >= 13
+    assert len(GPUS) >= 18
     for name in GPUS:
         profile = load_profile(name)
         target = target_of(profile)
@@ -57,7 +57,8 @@ def test_there_are_profiles_of_the_targets_with_sources():
 
 
 def test_names_that_torch_gives_devices():
-    for spelling in ("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB", "NVIDIA GeForce RTX 4090"):
+    for spelling in ("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB", "NVIDIA GeForce RTX 4090",
+                     "NVIDIA GeForce RTX 5090", "Tesla T4", "NVIDIA L4"):  # fmt: skip
         assert load_profile(spelling).name == spelling
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tilecore.codegen.opcodes import EXACT, MNEMONICS
+from tilecore.codegen.opcodes import EXACT, LATER, MNEMONICS
 from tilecore.errors import ArtifactError
 from tilecore.gpu_target import GpuTarget, capability
 
@@ -38,6 +38,7 @@ class KernelFeatures:
 
     Attributes:
         name: of the entry.
+        arch: that the code is for.
         registers: per thread.
         frame_bytes: of local memory per thread.
         static_shared_bytes: of arrays whose size is compiled in.
@@ -46,6 +47,7 @@ class KernelFeatures:
     """
 
     name: str
+    arch: str
     registers: int
     frame_bytes: int
     static_shared_bytes: int
@@ -72,7 +74,7 @@ class KernelFeatures:
         weights = np.ones(self.instructions)
         for loop, trips in zip(self.loops, trip_counts, strict=False):
             weights[loop.first : loop.last + 1] *= trips
-        return _histogram(self.sequence, weights)
+        return _histogram(self.sequence, weights, self.arch)
 
     def occupancy(self, target: GpuTarget, threads: int, dynamic_shared_bytes: int) -> int:
         """Return how many blocks are resident on a multiprocessor."""
@@ -104,10 +106,11 @@ def read_features(cubin: bytes, arch: str) -> Mapping[str, KernelFeatures]:
         ops = (words[:, 0] & np.uint64(0xFFF)).astype(np.int64)
         found[name] = KernelFeatures(
             name=name,
+            arch=arch,
             registers=used.get(REGISTER_COUNT, section.info >> 24),
             frame_bytes=used.get(FRAME_SIZE, 0),
             static_shared_bytes=shared.size if shared is not None else 0,
-            opcodes={k: int(v) for k, v in _histogram(ops, None).items()},
+            opcodes={k: int(v) for k, v in _histogram(ops, None, arch).items()},
             loops=_loops(words, ops, arch),
             sequence=ops,
         )
@@ -165,15 +168,18 @@ def _info(data: bytes, section: _Section) -> dict[tuple[int, int], int]:
 
 
 @functools.cache
-def _mnemonic(opcode: int) -> str:
+def _mnemonic(opcode: int, arch: str) -> str:
+    for (first, bits), name in LATER.items():
+        if opcode & 0x1FF == bits and capability(arch) >= first:
+            return name
     return EXACT.get(opcode) or MNEMONICS.get(opcode & 0x1FF) or f"{opcode:#05x}"
 
 
-def _histogram(opcodes: Any, weights: Any) -> dict[str, float]:
+def _histogram(opcodes: Any, weights: Any, arch: str) -> dict[str, float]:
     counts = np.bincount(opcodes, weights)
     found: dict[str, float] = {}
     for opcode in np.nonzero(counts)[0]:
-        name = _mnemonic(int(opcode))
+        name = _mnemonic(int(opcode), arch)
         found[name] = found.get(name, 0) + counts[opcode]
     return found
 
@@ -182,7 +188,7 @@ def _loops(words: Any, opcodes: Any, arch: str) -> tuple[Loop, ...]:
     ranges = []
     for at in np.nonzero((opcodes & 0x1FF) == _BRANCH_BITS)[0]:
         target = int(at) + 1 + _distance(int(words[at, 0]), int(words[at, 1]), arch)
-        if 0 <= target < at and not _only_waits(opcodes[target : at + 1]):
+        if 0 <= target < at and not _only_waits(opcodes[target : at + 1], arch):
             ranges.append((target, int(at)))
     ranges.sort(key=lambda r: (r[0], -r[1]))
     return tuple(
@@ -191,11 +197,11 @@ def _loops(words: Any, opcodes: Any, arch: str) -> tuple[Loop, ...]:
     )
 
 
-def _only_waits(opcodes: Any) -> bool:
+def _only_waits(opcodes: Any, arch: str) -> bool:
     """Return whether a loop's instructions do nothing but wait for a barrier."""
     if opcodes.size > WAIT_LENGTH:
         return False
-    return any(_mnemonic(int(o)) in WAIT for o in opcodes)
+    return any(_mnemonic(int(o), arch) in WAIT for o in opcodes)
 
 
 _BRANCH_BITS = next(bits for bits, name in MNEMONICS.items() if name == BRANCH)
@@ -204,8 +210,8 @@ _BRANCH_BITS = next(bits for bits, name in MNEMONICS.items() if name == BRANCH)
 def _distance(low: int, high: int, arch: str) -> int:
     """Return the instructions from the one behind a branch to its target.
 
-    Checked against nvdisasm's labels for sm_80, sm_89, sm_90a and sm_100a: a number of 4-byte words
-    from bit 34 on, of which sm_90 moved the lowest 8 bits to bit 16.
+    Checked against nvdisasm's labels for sm_80, sm_89, sm_90a, sm_100a and sm_120: a number of
+    4-byte words from bit 34 on, of which sm_90 moved the lowest 8 bits to bit 16.
     """
     words = (low >> 34 | high << 30) & ((1 << 48) - 1)
     words -= (words >> 47) << 48

@@ -104,7 +104,7 @@ def _copies(name: str, args: Args, site: int) -> list[Act] | None:
         return [Act(do.bulk_wait(site, int(found[2])), site, False, "wait")]
     if name.startswith("bulk_"):  # a store or a reduction
         return [Act(do.store_box(site, _pointer(args[1]), args[2]), site)]
-    if found := re.fullmatch(r"tma_load_(\d)d(_multicast|_pair)?(_hint)?", name):
+    if found := re.fullmatch(r"tma_load_(\d)d(_own|_multicast|_pair)?(_hint)?", name):
         mask = args[3 + int(found[1])] if found[2] == "_multicast" else None
         target, size, pointer = _pointer(args[0]), _pointer(args[1]).size, _pointer(args[2])
         run = do.load_box(site, target, size, pointer, mask, in_pair=found[2] == "_pair")

@@ -74,6 +74,7 @@ def catalog():
         I.bulk_wait(1, True), *(I.bulk_reduce("add", t) for t in (*HALVES, "float32", "int32")),
         I.bulk_reduce("max", "float16"),
         *(I.tma_load(r, m, h) for r in range(1, 6) for m in (False, True) for h in (False, True)),
+        *(I.tma_load(r, stays=True) for r in range(1, 6)),
         *(I.tma_load_pair(r) for r in range(1, 6)),
         *(I.tma_store(r) for r in range(1, 6)), *(I.tma_reduce(r) for r in range(1, 6)),
         I.tma_reduce(2, "max"), I.prefetch_map(),

@@ -4,7 +4,9 @@ import time
 
 import pytest
 
+from tests.tilecore.cuda.emulated import lowered
 from tests.tilecore.cuda.programs import gemm_sm80, gemm_sm90
+from tests.tilecore.cuda.tile_programs import gemm
 from tilecore.codegen.cubin import read_features
 from tilecore.codegen.cuda import HEADER, generate
 from tilecore.codegen.nvrtc import compile_cuda, load_nvrtc
@@ -43,6 +45,19 @@ def test_a_product_for_sm90():
     assert found.static_shared_bytes >= 2 * 2 * 8
     assert len(found.loops) == 2  # the producer's and the consumers'; none that only waits
     assert found.occupancy(parse_target("h100"), 384, 3 * 32768) == 1
+    assert all(not name.startswith("0x") for name in found.opcodes)
+
+
+def test_a_product_for_sm120():
+    """The tensor memory accelerator feeds products of warps; some opcodes have new meanings."""
+    func = gemm(512, 512, 512, (128, 128, 32), 2, "float16", "float16", "float32")
+    _, _, source = lowered(func, "rtx5090")
+    cubin = compile_cuda(source.text, source.arch)
+    (found,) = read_features(cubin.data, source.arch).values()
+    assert (found.registers, found.local_accesses, cubin.spills) == (cubin.registers, 0, 0)
+    assert found.opcodes["HMMA"] and found.opcodes["LDSM"] and found.opcodes["UTMALDG"]  # noqa: PT018
+    assert not found.opcodes.keys() & {"HFMA2", "CALL"}  # IADD, and no software for boxes
+    assert len(found.loops) == 2  # the producer's and the consumers'
     assert all(not name.startswith("0x") for name in found.opcodes)
 
 

@@ -17,6 +17,12 @@ from tilecore.target import Target, gpu_programs_on_cpu, parse_cpu_target, parse
         ("NVIDIA RTX A6000", "sm_86", "rtxa6000"), ("a6000", "sm_86", "rtxa6000"),
         ("L40S", "sm_89", "l40s"), ("B200", "sm_100a", "b200"),
         ("Tesla V100-SXM2-16GB", "sm_70", "v100"), ("RTX 2080", "sm_75", "rtx2080"),
+        ("NVIDIA GeForce RTX 5090", "sm_120", "rtx5090"), ("5080", "sm_120", "rtx5080"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "sm_120", "rtxpro6000"),
+        ("sm_120", "sm_120", "sm_120"), ("sm_120a", "sm_120", "sm_120"),
+        ("Tesla T4", "sm_75", "t4"), ("NVIDIA L4", "sm_89", "l4"), ("NVIDIA A10", "sm_86", "a10"),
+        ("NVIDIA RTX 6000 Ada Generation", "sm_89", "rtx6000ada"), ("NVIDIA H20", "sm_90a", "h20"),
+        ("NVIDIA GeForce RTX 2080 Ti", "sm_75", "rtx2080ti"), ("NVIDIA A30", "sm_80", "a30"),
         ("sm_80", "sm_80", "sm_80"), ("sm_90", "sm_90a", "sm_90a"), ("sm_90a", "sm_90a", "sm_90a"),
         ("cuda -arch=sm_90a", "sm_90a", "sm_90a"), ("cuda -arch=sm_75", "sm_75", "sm_75"),
     ],
@@ -46,7 +52,9 @@ def test_programs_for_gpus_still_run_on_the_cpu_where_that_was_asked_for():
     assert isinstance(parse_target("auto"), Target)
 
 
-@pytest.mark.parametrize("name", ["cuda -arch=sm_12", "sm_42", "h900"])
+@pytest.mark.parametrize(
+    "name", ["cuda -arch=sm_12", "sm_42", "sm_80a", "h900", "RTX 5090 Laptop GPU"]
+)
 def test_unknown_names(name):
     with pytest.raises(UnknownTarget, match="sm_90a"):
         parse_target(name)
@@ -73,4 +81,6 @@ def test_instructions_of_architectures():
     assert a100.has_cp_async and not a100.has_tma and not a100.has_wgmma  # noqa: PT018
     assert h100.has_wgmma and h100.has("sm_90") and h100.has("sm_80")  # noqa: PT018
     assert b200.has_tma and b200.has("sm_100a") and not b200.has_wgmma  # noqa: PT018
+    rtx5090 = parse_target("rtx5090")
+    assert rtx5090.has_tma and not rtx5090.has_wgmma and not rtx5090.has_tcgen05  # noqa: PT018
     assert not parse_target("v100").has("sm_75")

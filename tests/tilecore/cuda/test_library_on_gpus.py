@@ -62,6 +62,10 @@ CASES = [
 TARGETS = ("sm_80", "h100")
 # Every kernel on both targets, each of its cases on one of them.
 RUNS = [(*case, TARGETS[number % 2]) for number, case in enumerate(CASES)]
+# Where the tensor memory accelerator feeds products of warps.
+RUNS += [(*case, "rtx5090") for case in CASES if case[0] in ("split_k_gemm", "decode_attention")][
+    ::2
+]
 REPEATED = {0, 3, 4, 8, 9, 11, 14}  # another case has the kernel, its few rows and its targets
 
 

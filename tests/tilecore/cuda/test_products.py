@@ -62,7 +62,7 @@ def test_a_fragment_of_float16_is_summed_up_in_float16(target, how, trans):
     assert np.all(np.abs(c - left @ right) <= bound)
 
 
-@pytest.mark.parametrize("target", ["rtx4090", "h100"])
+@pytest.mark.parametrize("target", ["rtx4090", "h100", "rtx5090"])
 def test_products_of_float8_are_summed_up_in_float16(target):
     size = (64, 64, 128)
     func = gemm(*size, (64, 64, 64), 2, "float8_e4m3fn", "float16", "float16", (False, True))

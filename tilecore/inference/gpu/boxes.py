@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Set
 from dataclasses import replace
 
+from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.groups import group_of
 from tilecore.inference.gpu.loops import divisor
 from tilecore.inference.gpu.plan import BOX_ALIGNMENT, CHUNK_BYTES, Box, Pipeline, SharedLayout
@@ -33,20 +34,19 @@ def with_boxes(
     launch: KernelLaunch,
     pipelines: Mapping[Stmt, Pipeline],
     layouts: Mapping[Buffer, SharedLayout],
-    most_threads: int,
+    target: GpuTarget,
 ) -> dict[Stmt, Pipeline]:
     """Return the pipelines with boxes, if all copies of the launch can be had in boxes.
 
     A warpgroup of its own then issues them: it must find its way to the loops without what the
-    others compute, begin with a warp of its own, and fit in beside them (``most_threads`` of a
-    block).
+    others compute, begin with a warp of its own, and fit in beside them.
     """
     plain = dict(pipelines)
     flat = all(int_value(t) == 1 for t in launch.threads[1:])
     threads = math.prod(int_value(t) or 0 for t in launch.threads)
     if launch.thread_vars or not flat or threads % WARP:
         return plain
-    if threads + PRODUCER_THREADS > most_threads:
+    if threads + PRODUCER_THREADS > target.threads_per_block:
         return plain
     made: dict[Stmt, Pipeline] = {}
     padded = pads(launch)
@@ -57,7 +57,10 @@ def with_boxes(
         if is_padded or None in boxes or not _reachable(launch.body, pipeline.loop, written):
             return plain
         nested = _is_nested(launch.body, pipeline.loop, False)
-        groups = [group_of(c, pipeline.loop, launch) for c in pipeline.copies]
+        groups = [
+            group_of(c, pipeline.loop, launch) if target.tma_reaches_cluster else None
+            for c in pipeline.copies
+        ]
         made[loop] = replace(
             pipeline, boxes=tuple(b for b in boxes if b is not None), is_nested=nested,
             groups=tuple(groups) if any(groups) else (),

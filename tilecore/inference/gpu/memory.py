@@ -85,11 +85,10 @@ class Needs:
         updates: Mapping[Stmt, BoxUpdate] = {}
         multicasts: Mapping[Stmt, Box] = {}
         if self.target.has_tma:
-            most = self.target.threads_per_block
-            boxed = with_boxes(self.launch, pipelines, layouts, most)
+            boxed = with_boxes(self.launch, pipelines, layouts, self.target)
             pipelines = without_single_tiles(boxed)
             if len(pipelines) < len(boxed):  # others may do without them
-                pipelines = with_boxes(self.launch, pipelines, layouts, most)
+                pipelines = with_boxes(self.launch, pipelines, layouts, self.target)
             stores = stores_of(self.launch, layouts, stages)
             loads = loads_of(self.launch, layouts)
             updates = updates_of(self.launch, layouts, stages)

@@ -81,7 +81,9 @@ def load_boxes(owner: LaunchLowering, copy: Copy, box: Box) -> None:
     size = math.prod(box.extents) * box.panels * copy.dst.dtype.itemsize
     pairs = None if owner.tensor is None else owner.tensor.pairs
     in_pair = pairs is not None and copy.barrier.buffer.of_cluster
-    load = (ptx.tma_load_pair if in_pair else ptx.tma_load)(len(box.extents))
+    load = ptx.tma_load(len(box.extents), stays=not owner.target.tma_reaches_cluster)
+    if in_pair:
+        load = ptx.tma_load_pair(len(box.extents))
     with _one_thread(owner, copy):
         place = owner.accessor.locate(copy.barrier.buffer, copy.barrier.indices)
         full = builder.address(*place)

@@ -189,11 +189,11 @@ class Clusters:
                         load = ptx.tma_load(rank, multicast=True)
                         call = load.call(target, tensor_map, full, *at, index(stmt.mask))
                         builder.evaluate(call)
+                own = ptx.tma_load(rank, stays=not self.owner.target.tma_reaches_cluster)
                 bit = tir.bitwise_and(tir.shift_right(index(stmt.mask), self.rank), index(1))
                 with builder.when(tir.EQ(bit, index(0))):
                     for target, tensor_map, at in boxes_of(self.owner, box, copy.src, copy.dst):
-                        call = ptx.tma_load(rank).call(target, tensor_map, full, *at)
-                        builder.evaluate(call)
+                        builder.evaluate(own.call(target, tensor_map, full, *at))
             builder.evaluate(ptx.converge_warp().call())
         if stmt.barrier is None:
             turns = self.turns[id(stmt)]

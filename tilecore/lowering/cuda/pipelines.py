@@ -198,7 +198,10 @@ class BoxPipelines:
         """Emit the boxes of one tile, by the first block of those that get the same."""
         size = math.prod(box.extents) * box.panels * copy.dst.dtype.itemsize
         self.builder.evaluate(ptx.barrier_expect().call(full, index(size)))
-        load = ptx.tma_load(len(box.extents), multicast=group is not None)
+        load = ptx.tma_load(
+            len(box.extents), multicast=group is not None,
+            stays=not self.owner.target.tma_reaches_cluster,
+        )  # fmt: skip
         clusters, more, is_first = self.owner.clusters, [], None
         if group is not None:
             more = [clusters.mask_of(group)]

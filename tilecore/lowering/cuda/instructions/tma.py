@@ -31,7 +31,9 @@ def _coordinates(rank: int, first: int) -> tuple[str, str, list[str], str]:
 
 
 @functools.cache
-def tma_load(rank: int, multicast: bool = False, cache_hint: bool = False) -> Instruction:
+def tma_load(
+    rank: int, multicast: bool = False, cache_hint: bool = False, *, stays: bool = False
+) -> Instruction:
     """Return ``(void* dst, map, void* barrier, int c0, ...[, int mask][, uint64 policy])``.
 
     Copies the map's box at coordinates ``c0`` (innermost) ... to shared memory; one thread calls
@@ -42,12 +44,16 @@ def tma_load(rank: int, multicast: bool = False, cache_hint: bool = False) -> In
         multicast: with a mask of the blocks of the cluster that get the box (and the bytes), each
             at the same place in its shared memory.
         cache_hint: with a cache policy, see ``cache_policy``.
+        stays: the addresses are those of the block's own shared memory, not of its cluster's (PTX
+            ISA 8.6).
     """
     c_params, coords, operands, values = _coordinates(rank, 3)
     text = LOAD.format(rank=rank)
     params = f"void* dst, unsigned long long map, void* barrier, {c_params}"
     inputs = [f'"r"({shared("dst")})', MAP, f'"r"({shared("barrier")})', *operands]
     name, tail, mask = f"tc_tma_load_{rank}d", "", "0"
+    if stays:
+        text, name = text.replace("shared::cluster", "shared::cta"), name + "_own"
     if multicast:
         text += ".multicast::cluster"
         tail += f", %{len(inputs)}"
