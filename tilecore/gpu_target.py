@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -111,6 +111,11 @@ class GpuTarget:
         return self.has("sm_90a")
 
     @property
+    def trades_registers(self) -> bool:
+        """Whether warpgroups hand registers to each other (setmaxnreg)."""
+        return self.has("sm_90") and self.arch[-1] == "a"
+
+    @property
     def has_clusters(self) -> bool:
         """Whether blocks of a cluster run together and reach each other's shared memory."""
         return self.has("sm_90")
@@ -194,13 +199,14 @@ B200 = GpuTarget(
     shared_per_multiprocessor=228 * KB, threads_per_multiprocessor=2048,
     blocks_per_multiprocessor=32,
 )  # fmt: skip
-# Code for sm_120 itself: nothing that is used needs the "a", which would not run on 12.1.
+# As sm_100, but for its tcgen05, which has no integers there and is not used yet.
+B300 = replace(B200, arch="sm_103a", device="b300")
 RTX_5090 = GpuTarget(
-    arch="sm_120", device="rtx5090", multiprocessors=170, shared_per_block=99 * KB,
+    arch="sm_120a", device="rtx5090", multiprocessors=170, shared_per_block=99 * KB,
     shared_per_multiprocessor=100 * KB, threads_per_multiprocessor=1536,
     blocks_per_multiprocessor=24,
 )  # fmt: skip
-ARCHITECTURES = (V100, RTX_2080, A100, RTX_3090, RTX_4090, H100, B200, RTX_5090)
+ARCHITECTURES = (V100, RTX_2080, A100, RTX_3090, RTX_4090, H100, B200, B300, RTX_5090)
 # Device, multiprocessors, source.
 DEVICES: tuple[tuple[str, int, GpuTarget, str], ...] = (
     ("v100", 80, V100, "NVIDIA Tesla V100 GPU Architecture whitepaper, table 1"),
@@ -239,6 +245,7 @@ DEVICES: tuple[tuple[str, int, GpuTarget, str], ...] = (
     ("rtx5090", 170, RTX_5090, "NVIDIA's page of the GeForce RTX 5090: 21760 CUDA cores"),
     ("rtxpro6000", 188, RTX_5090, "NVIDIA RTX PRO 6000 Blackwell data sheet: 24064 CUDA cores"),
 )
+RUNS_AS = {"sm_72": "sm_70", "sm_87": "sm_86", "sm_88": "sm_86"}  # code of the older one
 BRANDS = ("nvidia", "geforce", "tesla")
 ENDINGS = (
     "", "sxm4", "sxm5", "sxm2", "sxm3", "sxm", "hbm3", "nvl", "pcie", "80", "40", "generation",
@@ -250,8 +257,6 @@ ENDINGS = (
 @functools.cache
 def gpu_targets() -> Mapping[str, GpuTarget]:
     """Return the targets by name: devices, and architectures that mean all their devices."""
-    from dataclasses import replace
-
     known = {n: replace(base, device=n, multiprocessors=m) for n, m, base, _ in DEVICES}
     for base in ARCHITECTURES:
         known[base.arch] = replace(base, device=base.arch)
@@ -263,8 +268,8 @@ def find_gpu_target(name: str, arch: str | None = None) -> GpuTarget | None:
 
     Args:
         name: "cuda", "h100", "nvidia/nvidia-h100", "NVIDIA H100 PCIe", "sm_90a", "sm_90" (the same:
-            every device of capability 9.0 and of 10.0 has the instructions of the "a"; of sm_120
-            no code uses them).
+            every device of capability 9.0, 10.0, ... has the instructions of the "a"), "sm_87"
+            (like "sm_86", whose code it runs).
         arch: architecture that "cuda" stands for; default: that of the first device of this
             machine, else DEFAULT_ARCH.
     """
@@ -273,7 +278,7 @@ def find_gpu_target(name: str, arch: str | None = None) -> GpuTarget | None:
     if text == "cuda":
         return find_gpu_target(arch) if arch else local_device() or known[DEFAULT_ARCH]
     if text.startswith("sm_"):
-        text = "sm_120" if text == "sm_120a" else text
+        text = RUNS_AS.get(text, text)
         return known.get(text) or known.get(f"{text}a")
     text = re.sub(r"[\s-]\d+gb.*$", "", text.removeprefix("nvidia/"))
     plain = re.sub(r"[^a-z0-9]", "", text)

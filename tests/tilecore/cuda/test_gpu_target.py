@@ -17,9 +17,10 @@ from tilecore.target import Target, gpu_programs_on_cpu, parse_cpu_target, parse
         ("NVIDIA RTX A6000", "sm_86", "rtxa6000"), ("a6000", "sm_86", "rtxa6000"),
         ("L40S", "sm_89", "l40s"), ("B200", "sm_100a", "b200"),
         ("Tesla V100-SXM2-16GB", "sm_70", "v100"), ("RTX 2080", "sm_75", "rtx2080"),
-        ("NVIDIA GeForce RTX 5090", "sm_120", "rtx5090"), ("5080", "sm_120", "rtx5080"),
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "sm_120", "rtxpro6000"),
-        ("sm_120", "sm_120", "sm_120"), ("sm_120a", "sm_120", "sm_120"),
+        ("NVIDIA GeForce RTX 5090", "sm_120a", "rtx5090"), ("5080", "sm_120a", "rtx5080"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "sm_120a", "rtxpro6000"),
+        ("sm_87", "sm_86", "sm_86"), ("sm_103", "sm_103a", "sm_103a"),
+        ("sm_120", "sm_120a", "sm_120a"), ("sm_120a", "sm_120a", "sm_120a"),
         ("Tesla T4", "sm_75", "t4"), ("NVIDIA L4", "sm_89", "l4"), ("NVIDIA A10", "sm_86", "a10"),
         ("NVIDIA RTX 6000 Ada Generation", "sm_89", "rtx6000ada"), ("NVIDIA H20", "sm_90a", "h20"),
         ("NVIDIA GeForce RTX 2080 Ti", "sm_75", "rtx2080ti"), ("NVIDIA A30", "sm_80", "a30"),
@@ -53,7 +54,7 @@ def test_programs_for_gpus_still_run_on_the_cpu_where_that_was_asked_for():
 
 
 @pytest.mark.parametrize(
-    "name", ["cuda -arch=sm_12", "sm_42", "sm_80a", "h900", "RTX 5090 Laptop GPU"]
+    "name", ["cuda -arch=sm_12", "sm_42", "sm_79", "sm_80a", "h900", "RTX 5090 Laptop GPU"]
 )
 def test_unknown_names(name):
     with pytest.raises(UnknownTarget, match="sm_90a"):

@@ -40,7 +40,7 @@ def _ctype(instruction):
 @pytest.mark.few(1)
 @needs_nvrtc
 @pytest.mark.parametrize(
-    "arch", ["sm_70", "sm_75", "sm_80", "sm_89", "sm_90", "sm_90a", "sm_100a", "sm_120"]
+    "arch", ["sm_70", "sm_75", "sm_80", "sm_89", "sm_90", "sm_90a", "sm_100a", "sm_120a"]
 )
 def test_the_assembler_takes_every_instruction(arch):
     """Of an architecture that has none of its own, those of all before."""

@@ -170,7 +170,7 @@ def registers_to_trade(launch: KernelLaunch, teams: Teams, target: GpuTarget) ->
             asked[group] = max(asked.get(group, 0), count)
     if not asked:
         return False
-    if not target.has_wgmma:
+    if not target.trades_registers:
         return f"{target.name} has no setmaxnreg"
     groups = -(-teams.whole.count // WARPGROUP)
     usual = REGISTERS // WARPGROUP // groups // REGISTER_UNIT * REGISTER_UNIT
