@@ -213,7 +213,9 @@ def passes_for(target: GpuTarget, options: GpuOptions) -> tuple[tuple[str, Pass]
         at = [name for name, _ in found].index("stage_outputs")
         found[at:at] = order
     if target.has_tcgen05:
-        found.append(("tensor_memory", functools.partial(tensor_memory.run, options=options)))
+        found.append(
+            ("tensor_memory", functools.partial(tensor_memory.run, options=options, target=target))
+        )
     return tuple(found)
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     Counts = NDArray[np.int64]
 
 KB = 1024
+# Whose instructions an "a" has too, but for products of integers (PTX ISA 9.0: family 100f).
+FAMILY = {"sm_103a": "sm_100a"}
 DEFAULT_ARCH = "sm_80"  # of "cuda" where no device is at hand: also runs on sm_86 and sm_89
 PROBE_TIMEOUT_S = 10
 MOST_BLOCKS = (2**31 - 1, 65535, 65535)  # of a grid along x, y and z, on every device
@@ -74,7 +76,9 @@ class GpuTarget:
 
     def has(self, arch: str) -> bool:
         """Return whether code for ``arch`` runs: "sm_80" on newer ones, "sm_90a" on that alone."""
-        return self.arch == arch if arch[-1] in "af" else self.capability >= capability(arch)
+        if arch[-1] in "af":
+            return arch in (self.arch, FAMILY.get(self.arch))
+        return self.capability >= capability(arch)
 
     @property
     def has_cp_async(self) -> bool:
@@ -124,6 +128,11 @@ class GpuTarget:
     def has_tcgen05(self) -> bool:
         """Whether one thread multiplies matrices in shared memory into tensor memory."""
         return self.has("sm_100a")
+
+    @property
+    def has_integer_tcgen05(self) -> bool:
+        """Whether it multiplies integers (kind::i8)."""
+        return self.arch == "sm_100a"
 
     def occupancy(self, threads: int, registers: int, shared_bytes: int) -> int:
         """Return how many blocks of these resources are resident on a multiprocessor.
@@ -199,7 +208,6 @@ B200 = GpuTarget(
     shared_per_multiprocessor=228 * KB, threads_per_multiprocessor=2048,
     blocks_per_multiprocessor=32,
 )  # fmt: skip
-# As sm_100, but for its tcgen05, which has no integers there and is not used yet.
 B300 = replace(B200, arch="sm_103a", device="b300")
 RTX_5090 = GpuTarget(
     arch="sm_120a", device="rtx5090", multiprocessors=170, shared_per_block=99 * KB,

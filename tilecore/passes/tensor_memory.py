@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.options import GpuOptions
 from tilecore.inference.gpu.tensor_products import HALF_LANES, LANES, refusal
 from tilecore.ir import nodes
@@ -34,19 +35,19 @@ PART_COLUMNS = 64  # that a warpgroup takes out at a time: as many registers of 
 WARPGROUP = 128
 
 
-def run(func: PrimFunc, options: GpuOptions) -> PrimFunc:
+def run(func: PrimFunc, options: GpuOptions, target: GpuTarget) -> PrimFunc:
     """Return the function with sums of products in tensor memory where all of a launch suit."""
-    return dataclasses.replace(func, body=_Launches(options).visit(func.body))
+    return dataclasses.replace(func, body=_Launches(options, target).visit(func.body))
 
 
 class _Launches(Rewriter):
-    def __init__(self, options: GpuOptions) -> None:
-        self.options = options
+    def __init__(self, options: GpuOptions, target: GpuTarget) -> None:
+        self.options, self.target = options, target
 
     def visit_kernellaunch(self, launch: KernelLaunch) -> Stmt:
         launch = dataclasses.replace(launch, body=_Flat().visit(launch.body))
         gemms = [s for s in walk(launch.body) if isinstance(s, Gemm)]
-        sums = [g.c.buffer for g in gemms if not refusal(g, launch, self.options)]
+        sums = [g.c.buffer for g in gemms if not refusal(g, launch, self.options, self.target)]
         if not sums:
             return launch
         launch = dataclasses.replace(launch, body=_Operands().moved(launch.body))

@@ -47,6 +47,21 @@ def test_gemm_element_types_and_tiles(block, dtype, out, threads):
     assert used == "tcgen05"
 
 
+@needs_nvrtc
+def test_sm103_has_all_of_it_but_products_of_integers():
+    kinds = {}
+    for dtype, sums in (("float16", "float32"), ("int8", "int32")):
+        func = gemm(256, 128, 128, (128, 64, 64), 2, dtype, sums, sums, (False, True))
+        plan, _, source = lowered(func, "sm_103")
+        ((product,),) = (launch.gemms.values() for launch in plan.launches.values())
+        kinds[dtype] = (product.kind, product.reason)
+        assert compile_cuda(source.text, source.arch).spills == 0
+    assert kinds == {
+        "float16": ("tcgen05", ""),
+        "int8": ("mma", "not tcgen05: sm_103a has no product of integers"),
+    }
+
+
 @pytest.mark.exhaustive
 def test_float32_is_multiplied_as_tf32_unless_it_must_be_exact():
     size = (136, 72, 104)

@@ -331,7 +331,7 @@ def _products(
             for region, is_held in ((stmt.a, held[0]), (stmt.b, held[1])):
                 if is_held:
                     fragments.shared[region.buffer] = "an operand of scalar multiply-adds"
-        found[stmt] = with_reason(plan, launch, options) if target.has_tcgen05 else plan
+        found[stmt] = with_reason(plan, launch, options, target) if target.has_tcgen05 else plan
     if isinstance(target, AmdTarget):
         sums: dict[Buffer, set[Distribution]] = {}
         for plan in found.values():

@@ -88,7 +88,7 @@ def _why_not(
     if not target.has_tcgen05:
         return "two blocks multiply together on sm_100 (target 'b200')"
     if gemm.c.buffer not in tensor.tiles:
-        own = misfit(gemm, options)
+        own = misfit(gemm, options, target)
         if not gemm.c.buffer.in_tensor_memory:
             own = own or f"the sums `{gemm.c.buffer.name}` are no tile of T.alloc_tmem"
         return own or "; ".join(tensor.notes)

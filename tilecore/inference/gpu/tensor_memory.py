@@ -83,7 +83,7 @@ def find_tensor_memory(
     ]
     if not asked or not target.has_tcgen05:
         return TensorMemory()
-    reasons = {t.name: r for t in asked if (r := _why_not(t, launch, teams, options))}
+    reasons = {t.name: r for t in asked if (r := _why_not(t, launch, teams, options, target))}
     tiles: dict[Buffer, TensorTile] = {}
     column = 0
     for tile in asked if not reasons else ():
@@ -122,7 +122,9 @@ def _is_folded(tile: Buffer, launch: KernelLaunch) -> bool:
     return any(is_folded(g) and g.c.buffer is tile for g in gemms)
 
 
-def _why_not(tile: Buffer, launch: KernelLaunch, teams: Teams, options: GpuOptions) -> str:
+def _why_not(
+    tile: Buffer, launch: KernelLaunch, teams: Teams, options: GpuOptions, target: GpuTarget
+) -> str:
     """Return why a tile cannot lie in tensor memory, or ""."""
     shape = tile.static_shape
     is_operand = _is_operand(tile, launch)
@@ -140,7 +142,7 @@ def _why_not(tile: Buffer, launch: KernelLaunch, teams: Teams, options: GpuOptio
             if stmt.buffer.base is tile:
                 return "a view shows it in another shape"
         elif tile in (*reads(stmt), *writes(stmt)):
-            reason = _use_misfit(stmt, tile, teams.team(stmt), options)
+            reason = _use_misfit(stmt, tile, teams.team(stmt), options, target)
             if not reason and _is_folded(tile, launch):
                 reason = _folded_misfit(stmt, tile)
             if reason:
@@ -148,7 +150,9 @@ def _why_not(tile: Buffer, launch: KernelLaunch, teams: Teams, options: GpuOptio
     return ""
 
 
-def _use_misfit(stmt: Stmt, tile: Buffer, team: Team, options: GpuOptions) -> str:
+def _use_misfit(
+    stmt: Stmt, tile: Buffer, team: Team, options: GpuOptions, target: GpuTarget
+) -> str:
     """Return why a statement cannot use a tile of tensor memory, or ""."""
     if isinstance(stmt, Gemm):
         if tile is stmt.b.buffer:
@@ -158,7 +162,7 @@ def _use_misfit(stmt: Stmt, tile: Buffer, team: Team, options: GpuOptions) -> st
         if tile is stmt.a.buffer and (size_of(stmt)[0] % LANES or tile.dtype.itemsize > 2):
             return "A of fewer than 128 rows, or of elements of more than 16 bits"
         own = stmt.a if tile is stmt.a.buffer else stmt.c
-        return misfit(stmt, options) or _region_misfit(own, 16)
+        return misfit(stmt, options, target) or _region_misfit(own, 16)
     if not isinstance(stmt, (Copy, Fill)) or children(stmt):
         return "elements are accessed one by one"
     if (

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.distribution import Distribution, by_slot, by_thread
 from tilecore.inference.gpu.matrix_units import FLOAT8, INTEGERS
 from tilecore.inference.gpu.options import GpuOptions
@@ -39,7 +40,7 @@ SUMS = {
 PANEL_BYTES = 128  # of the widest swizzle
 
 
-def misfit(gemm: Gemm, options: GpuOptions) -> str:
+def misfit(gemm: Gemm, options: GpuOptions, target: GpuTarget) -> str:
     """Return why tensor cores cannot sum up a product in tensor memory, or ""."""
     m, n, k = size_of(gemm)
     a, b, c = str(gemm.a.dtype), str(gemm.b.dtype), str(accumulator_dtype(gemm))
@@ -50,6 +51,8 @@ def misfit(gemm: Gemm, options: GpuOptions) -> str:
     are_mixed = {a, b} in ({*FLOAT8}, {*INTEGERS})
     if (a != b and not are_mixed) or SUMS.get(a) != c:
         return f"no product of {a} x {b} into {c}"
+    if a in INTEGERS and not target.has_integer_tcgen05:
+        return f"{target.name} has no product of integers"
     if m != HALF_LANES and m % LANES:
         return f"{m} rows are neither 64 nor a multiple of 128"
     if gemm.in_pair and n > WIDEST:
@@ -102,7 +105,7 @@ def _is_whole_matrix(region: Region, shape: tuple[int, ...]) -> bool:
     return all(int_value(o) == 0 and int_value(e) == s for o, e, s in pairs)
 
 
-def refusal(gemm: Gemm, launch: KernelLaunch, options: GpuOptions) -> str:
+def refusal(gemm: Gemm, launch: KernelLaunch, options: GpuOptions, target: GpuTarget) -> str:
     """Return why a product whose sums are a fragment is not summed up in tensor memory, or "".
 
     The sums would be spread by rows, which instructions of warps cannot read: all products of a
@@ -113,7 +116,7 @@ def refusal(gemm: Gemm, launch: KernelLaunch, options: GpuOptions) -> str:
     threads = math.prod(int_value(t) or 0 for t in launch.threads)
     if threads % WARPGROUP:
         return f"{threads} threads are no whole warpgroups"
-    own = misfit(gemm, options)
+    own = misfit(gemm, options, target)
     if own:
         return own
     if gemm.c.buffer.scope != "fragment" or not covers_whole(gemm.c):
@@ -133,7 +136,7 @@ def refusal(gemm: Gemm, launch: KernelLaunch, options: GpuOptions) -> str:
     if sum(sizes.values()) > COLUMNS:
         return f"all sums need {sum(sizes.values())} columns of tensor memory, of {COLUMNS}"
     for other in gemms:
-        why = misfit(other, options)
+        why = misfit(other, options, target)
         if why:
             return f"the product of line {other.span.line} uses other instructions: {why}"
     return ""
@@ -152,11 +155,14 @@ def plan_tensor_product(gemm: Gemm, team: Team) -> GemmPlan:
     return GemmPlan(gemm, "tcgen05", shape, (m, n, k), (1, 1), a, b, c, keeps_c=False, sums=sums)
 
 
-def with_reason(plan: GemmPlan, launch: KernelLaunch, options: GpuOptions) -> GemmPlan:
+def with_reason(
+    plan: GemmPlan, launch: KernelLaunch, options: GpuOptions, target: GpuTarget
+) -> GemmPlan:
     """Return a plan that says why it is not one of tensor memory."""
     if plan.kind == "tcgen05" or plan.reason:
         return plan
-    return replace(plan, reason=f"not tcgen05: {refusal(plan.stmt, launch, options)}")
+    why = refusal(plan.stmt, launch, options, target)
+    return replace(plan, reason=f"not tcgen05: {why}")
 
 
 def with_waits(
