@@ -2,7 +2,8 @@
 
 Limits of an architecture: LLVM's "User Guide for AMDGPU Backend" (registers, waves, LDS), the
 "AMD Instinct MI200" and "MI300 Instruction Set Architecture" guides (wavefronts of 64, 512 vector
-registers a lane, 64 KiB of LDS). Compute units: the data sheets named in DEVICES. Nothing here has
+registers a lane, 64 KiB of LDS), the "CDNA 4 Architecture" whitepaper (160 KiB of LDS). Compute
+units: the data sheets named in DEVICES. Nothing here has
 run on an AMD device.
 """
 
@@ -23,7 +24,6 @@ NAMES = ("hip", "rocm")  # of TileLang's users; they mean DEFAULT_ARCH where non
 DEFAULT_ARCH = "gfx942"
 SIMDS = 4  # of a compute unit; each has registers of its own
 WAVES_PER_SIMD = 8
-LDS_UNIT = 512  # bytes that local data share is handed out in (LLVM: 128 words on GFX9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +46,7 @@ class AmdTarget(GpuTarget):
     register_unit: int = 8 * 64
     threads_per_warp: int = 64
     threads_along_z: int = 1024
+    lds_unit: int = 512  # bytes that local data share is handed out in (LLVM: 128 words on GFX9)
     blocks_per_cluster: int = 1
 
     kind = "rocm"
@@ -62,16 +63,24 @@ class AmdTarget(GpuTarget):
     @property
     def has_wide_int8(self) -> bool:
         """Whether matrix instructions of int8 sum up 32 products instead of 16."""
-        return self.arch == "gfx942"
+        return self.arch in ("gfx942", "gfx950")
+
+    @property
+    def has_wide_products(self) -> bool:
+        """Whether there are others that sum up twice as many of 8 and 16 bits, in as much time."""
+        return self.arch == "gfx950"
 
     @property
     def float8_products(self) -> tuple[str, ...]:
         """The 8-bit floats that matrix instructions multiply; these mix.
 
-        Source: HIP's documentation, "FP8 Numbers" (gfx942: FNUZ, not OCP); AMD's matrix instruction
-        calculator (FP8 and BF8 of CDNA 3, in all four pairs; none of CDNA 2).
+        Source: HIP's documentation, "FP8 Numbers" (gfx942: FNUZ, gfx950: OCP); AMD's matrix
+        instruction calculator (FP8 and BF8 of CDNA 3, in all four pairs; none of CDNA 2).
         """
-        return ("float8_e4m3fnuz", "float8_e5m2fnuz") if self.arch == "gfx942" else ()
+        return {
+            "gfx942": ("float8_e4m3fnuz", "float8_e5m2fnuz"),
+            "gfx950": ("float8_e4m3fn", "float8_e5m2"),
+        }.get(self.arch, ())
 
     @property
     def flushes_subnormals(self) -> bool:
@@ -94,7 +103,7 @@ class AmdTarget(GpuTarget):
         waves = -(-threads // self.threads_per_warp)
         each = np.maximum(1, -(-registers // 8)) * 8
         by_waves = SIMDS * np.minimum(WAVES_PER_SIMD, 512 // each) // waves
-        shared = -(-shared_bytes // LDS_UNIT) * LDS_UNIT
+        shared = -(-shared_bytes // self.lds_unit) * self.lds_unit
         by_shared = self.shared_per_multiprocessor // np.maximum(shared, 1)
         blocks = np.minimum(by_waves, self.blocks_per_multiprocessor)
         blocks = np.where(shared > 0, np.minimum(blocks, by_shared), blocks)
@@ -104,12 +113,21 @@ class AmdTarget(GpuTarget):
 
 GFX90A = AmdTarget(arch="gfx90a", device="mi250", multiprocessors=104)
 GFX942 = AmdTarget(arch="gfx942", device="mi300x", multiprocessors=304)
+GFX950 = AmdTarget(
+    arch="gfx950", device="mi355x", multiprocessors=256, shared_per_block=160 * KB,
+    shared_per_multiprocessor=160 * KB, shared_static_limit=160 * KB, lds_unit=1280,
+)  # fmt: skip
 # Device, compute units, source.
 DEVICES: tuple[tuple[str, int, AmdTarget, str], ...] = (
     ("mi250", 104, GFX90A, "AMD Instinct MI250 data sheet: 208 compute units in two dies, each of "
      "which is a device"),
     ("mi250x", 110, GFX90A, "AMD Instinct MI250X data sheet: 220 compute units in two dies"),
+    ("mi210", 104, GFX90A, "AMD Instinct MI210 data sheet: 104 compute units"),
+    ("mi300a", 228, GFX942, "AMD Instinct MI300A data sheet: 228 compute units"),
     ("mi300x", 304, GFX942, "AMD Instinct MI300X data sheet: 304 compute units"),
+    ("mi325x", 304, GFX942, "AMD Instinct MI325X data sheet: 304 compute units"),
+    ("mi350x", 256, GFX950, "AMD Instinct MI350X data sheet: 256 compute units"),
+    ("mi355x", 256, GFX950, "AMD Instinct MI355X data sheet: 256 compute units"),
 )  # fmt: skip
 
 
@@ -117,7 +135,7 @@ DEVICES: tuple[tuple[str, int, AmdTarget, str], ...] = (
 def amd_targets() -> Mapping[str, AmdTarget]:
     """Return the targets by name: devices, and architectures that mean all their devices."""
     known = {n: replace(base, device=n, multiprocessors=m) for n, m, base, _ in DEVICES}
-    for base in (GFX90A, GFX942):
+    for base in (GFX90A, GFX942, GFX950):
         known[base.arch] = replace(base, device=base.arch)
     return known
 

@@ -22,12 +22,13 @@ from tilecore.lowering.cuda.instructions import wave
 from tilecore.target import parse_target
 
 CPU = 'target triple = "x86_64-unknown-linux-gnu"\n'
-FNUZ = ("float8_e4m3fnuz", "float8_e5m2fnuz")
+FNUZ, OCP = ("float8_e4m3fnuz", "float8_e5m2fnuz"), ("float8_e4m3fn", "float8_e5m2")
 PRODUCTS = (
     *((k, t, t, s) for k, t, s in (
         (16, "float16", "float32"), (16, "bfloat16", "float32"), (4, "float32", "float32"),
-        (4, "float64", "float64"), (16, "int8", "int32"), (32, "int8", "int32"))),
-    *((32, a, b, "float32") for a in FNUZ for b in FNUZ),
+        (4, "float64", "float64"), (16, "int8", "int32"), (32, "int8", "int32"),
+        (32, "float16", "float32"), (32, "bfloat16", "float32"), (64, "int8", "int32"))),
+    *((32, a, b, "float32") for kinds in (FNUZ, OCP) for a in kinds for b in kinds),
 )  # fmt: skip
 SHIMS = """#include "emu.h"
 extern "C" {

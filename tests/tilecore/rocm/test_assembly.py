@@ -44,6 +44,9 @@ def assert_lean(found, target):
         ("gfx942", "int8", "v_mfma_i32_16x16x32_i8"),
         ("gfx90a", "int8", "v_mfma_i32_16x16x16i8"),
         ("gfx942", "float32", "v_mfma_f32_16x16x4_f32"),
+        ("gfx950", "float16", "v_mfma_f32_16x16x32_f16"),
+        ("gfx950", "bfloat16", "v_mfma_f32_16x16x32_bf16"),
+        ("gfx950", "float32", "v_mfma_f32_16x16x4_f32"),
     ],
 )
 def test_products_use_matrix_instructions_and_wide_accesses(target, dtype, opcode):

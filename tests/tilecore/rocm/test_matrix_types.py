@@ -30,6 +30,10 @@ TYPES = [
     ("gfx90a", E5Z, E4Z, 16),
     ("gfx90a", "float64", "float64", 4),
     ("gfx942", "float64", "float64", 4),
+    ("gfx950", E4, E5, 32),
+    ("gfx950", E4Z, E4Z, 16),
+    ("gfx950", "float16", "float16", 32),
+    ("gfx950", "bfloat16", "bfloat16", 32),
 ]
 SPREAD = {E4Z: 9, E4: 8, E5Z: 16, E5: 15}  # powers of two to both sides of 1, subnormals included
 LIMITS = {  # code of the smallest number, of the largest; both, and codes of NaN
@@ -88,7 +92,7 @@ def test_products_with_ragged_edges_and_all_transposes(target, a, b, step, trans
 
 
 @RUNS
-@pytest.mark.parametrize(("target", "a", "b", "step"), [t for t in TYPES if t[1] != "float64"])
+@pytest.mark.parametrize(("target", "a", "b", "step"), [t for t in TYPES if t[1] in SPREAD])
 def test_every_number_times_every_number(target, a, b, step, run):
     """Exactly, NaN and infinities included."""
     codes = np.arange(256, dtype=np.uint8)

@@ -58,13 +58,17 @@ OPCODES = [
     ("gfx942", "float8_e4m3fnuz", "float8_e5m2fnuz", "v_mfma_f32_16x16x32_bf8_fp8"),
     ("gfx942", "float8_e5m2fnuz", "float8_e4m3fnuz", "v_mfma_f32_16x16x32_fp8_bf8"),
     ("gfx942", "float8_e4m3fn", "float8_e4m3fn", "v_mfma_f32_16x16x16_bf16"),
+    ("gfx950", "float8_e4m3fn", "float8_e4m3fn", "v_mfma_f32_16x16x32_fp8_fp8"),
+    ("gfx950", "float8_e5m2", "float8_e4m3fn", "v_mfma_f32_16x16x32_fp8_bf8"),
+    ("gfx950", "float16", "float16", "v_mfma_f32_16x16x32_f16"),
+    ("gfx950", "int8", "int8", "v_mfma_i32_16x16x64_i8"),
     ("gfx942", "float8_e4m3fn", "float8_e4m3fnuz", "v_mfma_f32_16x16x16_bf16"),
     ("gfx90a", "float8_e4m3fnuz", "float8_e4m3fnuz", "v_mfma_f32_16x16x16bf16_1k"),
     ("gfx90a", "float64", "float64", "v_mfma_f64_16x16x4f64"),
     ("gfx942", "float64", "float64", "v_mfma_f64_16x16x4_f64"),
 ]
 # Numbers of GPUs in the flags of an object, with "any" for XNACK (0x100) and SRAM ECC (0x400).
-FLAGS = {"gfx90a": 0x53F, "gfx942": 0x54C}
+FLAGS = {"gfx90a": 0x53F, "gfx942": 0x54C, "gfx950": 0x54F}
 
 
 @pytest.mark.few(1)

@@ -8,6 +8,7 @@ any address space; a function is made for those of its call.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -277,6 +278,7 @@ def _rounded(call: Call, name: str, dtype: str) -> str:
 
 # --- matrix products -----------------------------------------------------------------------------
 
+_FLOAT8 = {"float8_e4m3": "fp8", "float8_e5m2": "bf8"}
 # (K, element types) -> intrinsic, type of an operand, of the sums.
 _PRODUCTS = {
     ("16", "float16"): ("f32.16x16x16f16", "<4 x half>", "<4 x float>"),
@@ -285,10 +287,19 @@ _PRODUCTS = {
     ("16", "int8"): ("i32.16x16x16i8", "i32", "<4 x i32>"),
     ("32", "int8"): ("i32.16x16x32.i8", "i64", "<4 x i32>"),
     ("4", "float64"): ("f64.16x16x4f64", "double", "<4 x double>"),
-    ("32", "float8_e4m3fnuz"): ("f32.16x16x32.fp8.fp8", "i64", "<4 x float>"),
-    ("32", "float8_e5m2fnuz"): ("f32.16x16x32.bf8.bf8", "i64", "<4 x float>"),
-    ("32", "float8_e4m3fnuz_float8_e5m2fnuz"): ("f32.16x16x32.fp8.bf8", "i64", "<4 x float>"),
-    ("32", "float8_e5m2fnuz_float8_e4m3fnuz"): ("f32.16x16x32.bf8.fp8", "i64", "<4 x float>"),
+    ("32", "float16"): ("f32.16x16x32.f16", "<8 x half>", "<4 x float>"),
+    ("32", "bfloat16"): ("f32.16x16x32.bf16", "<8 x bfloat>", "<4 x float>"),
+    ("64", "int8"): ("i32.16x16x64.i8", "<4 x i32>", "<4 x i32>"),
+    # gfx942 reads the same bits by the biases of fnuz, gfx950 by those of OCP.
+    **{
+        ("32", one if one == other else f"{one}_{other}"): (
+            f"f32.16x16x32.{_FLOAT8[one[:11]]}.{_FLOAT8[other[:11]]}",
+            "i64",
+            "<4 x float>",
+        )
+        for kinds in (("float8_e4m3fnuz", "float8_e5m2fnuz"), ("float8_e4m3fn", "float8_e5m2"))
+        for one, other in itertools.product(kinds, repeat=2)
+    },
 }
 
 

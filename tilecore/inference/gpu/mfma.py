@@ -32,6 +32,8 @@ MFMA_STEPS = {
     ("int8", "int32"): 16,
 }
 FLOAT8_STEP = 32
+# Types of which gfx950 has instructions that sum up twice as many.
+WIDE = ("float16", "bfloat16", "int8")
 # 8-bit floats of which bfloat16 holds every number, none of them subnormal.
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
 
@@ -40,7 +42,7 @@ def mfma_types(a: str, b: str, target: AmdTarget) -> tuple[str, str]:
     """Return what the instruction reads A and B as.
 
     8-bit floats that it does not multiply are bfloat16 by then: formats of OCP on CDNA 3, which
-    reads those of other biases, and all of them on CDNA 2.
+    reads those of other biases, the others on CDNA 4, and all of them on CDNA 2.
     """
     is_converted = a in FLOAT8 and b in FLOAT8 and not {a, b} <= set(target.float8_products)
     return ("bfloat16", "bfloat16") if is_converted else (a, b)
@@ -84,6 +86,10 @@ def plan_mfma(
         reason = f"not a multiple of 16x16x{step}"
     if reason or step is None:
         return multiply_adds(gemm, size, threads, in_registers[2], reason)
+    # Fragments that are sums of other products fit the narrow ones.
+    is_wide = target.has_wide_products and not (in_registers[0] or in_registers[1])
+    if is_wide and kinds[0] in WIDE and size[2] % (2 * step) == 0:
+        step *= 2
     at_once = 1
     if not (in_registers[0] or in_registers[1]):
         widest = CHUNK_BYTES // gemm.a.dtype.itemsize

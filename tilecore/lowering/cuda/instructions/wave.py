@@ -19,7 +19,8 @@ WIDTHS = (2, 4, 8, 16, 32, 64)
 # Element type -> the emulator's name of it.
 ELEMENTS = {
     "float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64", "int8": "s8",
-    "int32": "s32", "float8_e4m3fnuz": "e4m3z", "float8_e5m2fnuz": "e5m2z",
+    "int32": "s32", "float8_e4m3fnuz": "e4m3z", "float8_e5m2fnuz": "e5m2z", "float8_e4m3fn": "e4m3",
+    "float8_e5m2": "e5m2",
 }  # fmt: skip
 
 
