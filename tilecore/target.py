@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tilecore import amx
 from tilecore.amd_target import amd_targets, find_amd_target
-from tilecore.errors import UnknownTarget, UnsupportedOnTarget
+from tilecore.errors import UnknownTarget, UnsupportedOnTarget, did_you_mean
 from tilecore.gpu_target import GpuTarget, device_of_torch, find_gpu_target, gpu_targets
 from tilecore.ir.dtype import DType
 
@@ -246,10 +246,18 @@ def parse_target(
         return gpu
     raise UnknownTarget(
         known=f"llvm, cpu, auto, avx2 (+ {', '.join(sorted(AVX2_FEATURES))}), "
-        f"avx512 (+ {', '.join(f for f in FEATURES if f not in AVX2_FEATURES)}), cuda, "
-        f"{', '.join(gpu_targets())}, rocm, {', '.join(amd_targets())}",
+        f"avx512 (+ {', '.join(f for f in FEATURES if f not in AVX2_FEATURES)}), cuda, rocm, "
+        f"{_gpus()}",
         found=str(target) if arch is None else f"{name} -arch={arch}",
+        hint=did_you_mean(arch or name, {**gpu_targets(), **amd_targets()}),
     )
+
+
+def _gpus() -> str:
+    """Return the architectures of GPUs, and some of the devices by whose names they go, too."""
+    known = [*gpu_targets().values(), *amd_targets().values()]
+    architectures = (t.arch for t in known if t.device == t.arch)
+    return f"{', '.join(architectures)}, the name of a GPU (t4, h100, rtx5090, mi300x, ...)"
 
 
 def _find_cpu_target(name: str) -> Target | None:
@@ -291,7 +299,7 @@ def parse_gpu_target(target: str) -> GpuTarget:
     """
     found = parse_target(target)
     if not isinstance(found, GpuTarget):
-        raise UnknownTarget(known=", ".join(gpu_targets()), found=target)
+        raise UnknownTarget(known=_gpus(), found=target)
     return found
 
 
