@@ -1,13 +1,15 @@
 """Block-scaled products: every few neighbours along K share a factor, four factors to a uint32.
 
-The operands are multiplied by their factors, in the type of the accumulator, and then by each
-other. What prepares factors for the tensor memory of a GPU moves the same words here.
+The operands are multiplied by their factors, which bfloat16 holds exactly (4 significant bits by 4
+at most), and then by each other. What prepares factors for the tensor memory of a GPU moves the
+same words here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 from tilecore.errors import ShapeMismatch, TypeMismatch
 from tilecore.frontend.builder import current
@@ -17,6 +19,7 @@ from tilecore.ir.expr import (
     ExprLike,
     Load,
     Var,
+    as_bool,
     as_expr,
     binary,
     cast,
@@ -25,7 +28,7 @@ from tilecore.ir.expr import (
     reinterpret,
 )
 from tilecore.ir.indexing import format_shape, varying_axes
-from tilecore.ir.nodes import Alloc, Buffer, Parallel, Region, Store
+from tilecore.ir.nodes import Alloc, Buffer, For, Parallel, Region, Store
 from tilecore.ir.polynomial import is_equal
 from tilecore.language.barrier import alone
 from tilecore.language.copy import copy, region
@@ -39,6 +42,7 @@ WORD = DType("uint32")
 LANES, COLUMNS = 32, 4  # a chunk of factors: one word for each of 128 rows
 CHUNK = LANES * COLUMNS
 GRANULE = 16  # elements along K that share a factor: 16 or 32 of an instruction
+STEP = 32  # elements along K that are multiplied by their factors at a time
 ROW_MAJOR, CHUNKS = "rowmajor", "blockscaled_chunk_kmajor"
 Place = Callable[[Expr, Expr], Expr]  # (row, place along K) -> the word that holds the factor
 
@@ -180,10 +184,13 @@ def tcgen05_gemm_blockscaled(
         return place
 
     sfa, sfb = region(SFA_tmem, "SFA_tmem"), region(SFB_tmem, "SFB_tmem")
-    kind = region(C, "C of T.tcgen05_gemm_blockscaled").buffer.dtype
-    left = _scaled(A, "A", bool(transpose_A), kind, factor(sfa, sf_a_granularity_k))
-    right = _scaled(B, "B", not transpose_B, kind, factor(sfb, sf_b_granularity_k))
-    gemm(left, right, C, False, True, clear_accum=clear_accum, mbar=mbar)
+    kind = _kind(region(C, "C of T.tcgen05_gemm_blockscaled"))
+    left = _Scaled.of(A, "A", bool(transpose_A), factor(sfa, sf_a_granularity_k))
+    right = _Scaled.of(B, "B", not transpose_B, factor(sfb, sf_b_granularity_k))
+    a, b = left.tile(kind, left.depth), right.tile(kind, right.depth)
+    left.fill(a, const(0))
+    right.fill(b, const(0))
+    gemm(a, b, C, False, True, clear_accum=clear_accum, mbar=mbar)
 
 
 def mma_gemm_blockscaled(
@@ -244,10 +251,20 @@ def mma_gemm_blockscaled(
         return place
 
     sfa, sfb = region(SFA, "SFA"), region(SFB, "SFB")
-    kind = region(C, "C of T.mma_gemm_blockscaled").buffer.dtype
-    left = _scaled(A, "A", bool(transpose_A), kind, factor(sfa, sf_a_granularity_k))
-    right = _scaled(B, "B", not transpose_B, kind, factor(sfb, sf_b_granularity_k))
-    gemm(left, right, C, False, True, policy, clear_accum)
+    builder, kind = current(), _kind(region(C, "C of T.mma_gemm_blockscaled"))
+    left = _Scaled.of(A, "A", bool(transpose_A), factor(sfa, sf_a_granularity_k))
+    right = _Scaled.of(B, "B", not transpose_B, factor(sfb, sf_b_granularity_k))
+    depth = int_value(left.depth)
+    step = STEP if depth is not None and depth % STEP == 0 else left.depth
+    a, b = (side.tile(kind, as_expr(step)) for side in (left, right))
+    turn = Var("step")
+    with builder.open("loop") as frame:
+        left.fill(a, binary("mul", turn, step))
+        right.fill(b, binary("mul", turn, step))
+        is_first = binary("and", as_bool(clear_accum), binary("eq", turn, 0))
+        gemm(a, b, C, False, True, policy, is_first)
+    bounds = (const(0), binary("floordiv", left.depth, step), const(1))
+    builder.emit(For(turn, *bounds, "serial", frame.body(), span=builder.span))
 
 
 def _check_granularity(given: Any, what: str) -> None:
@@ -280,20 +297,56 @@ def _factor(word: Expr, number: Expr, kind: str) -> Expr:
     return cast(reinterpret(cast(byte, "uint8"), kind), "float32")
 
 
-def _scaled(operand: Any, name: str, is_turned: bool, kind: DType, factor: Place) -> Buffer:
-    """Return a new tile [rows, K] with an operand times its factors."""
-    box, builder = region(operand, f"{name} of a block-scaled product"), current()
-    if len(box.extents) < 2:
-        found = format_shape(box.extents)
-        raise ShapeMismatch(what=f"{name} of a block-scaled product", expected="rows", found=found)
-    first, second = box.extents[-2:]
-    rows, depth = (second, first) if is_turned else (first, second)
-    tile = Buffer(f"{name}_scaled", (rows, depth), kind, "shared", span=builder.span)
-    builder.emit(Alloc(tile, builder.span))
-    row, k = Var("row"), Var("k")
-    pair = (k, row) if is_turned else (row, k)
-    offsets = (binary("add", o, i) for o, i in zip(box.offsets[-2:], pair, strict=True))
-    value = Load(box.buffer, (*box.offsets[:-2], *offsets), box.buffer.dtype)
-    product = binary("mul", cast(value, "float32"), factor(row, k))
-    _emit((row, k), (rows, depth), Store(tile, (row, k), cast(product, kind), builder.span))
-    return tile
+def _kind(sums: Region) -> DType:
+    """Return the type in which operands are multiplied by their factors."""
+    return DType("bfloat16") if sums.buffer.dtype == "float32" else sums.buffer.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class _Scaled:
+    """An operand with its factors.
+
+    Attributes:
+        box: the operand's tile.
+        name: of the operand.
+        is_turned: whether K is the first of its axes.
+        rows: how many there are.
+        depth: how many elements along K.
+        factor: what an element is multiplied by.
+    """
+
+    box: Region
+    name: str
+    is_turned: bool
+    rows: Expr
+    depth: Expr
+    factor: Place
+
+    @classmethod
+    def of(cls, operand: Any, name: str, is_turned: bool, factor: Place) -> Self:
+        what = f"{name} of a block-scaled product"
+        box = region(operand, what)
+        if len(box.extents) < 2:
+            raise ShapeMismatch(what=what, expected="rows", found=format_shape(box.extents))
+        first, second = box.extents[-2:]
+        rows, depth = (second, first) if is_turned else (first, second)
+        return cls(box, name, is_turned, rows, depth, factor)
+
+    def tile(self, kind: DType, depth: Expr) -> Buffer:
+        """Return a new tile [rows, depth] for elements times their factors."""
+        builder, shape = current(), (self.rows, depth)
+        made = Buffer(f"{self.name}_scaled", shape, kind, "shared", span=builder.span)
+        builder.emit(Alloc(made, builder.span))
+        return made
+
+    def fill(self, tile: Buffer, start: Expr) -> None:
+        """Multiply elements from ``start`` along K by their factors."""
+        row, k = Var("row"), Var("k")
+        there = binary("add", start, k)
+        pair = (there, row) if self.is_turned else (row, there)
+        box = self.box
+        offsets = (binary("add", o, i) for o, i in zip(box.offsets[-2:], pair, strict=True))
+        value = Load(box.buffer, (*box.offsets[:-2], *offsets), box.buffer.dtype)
+        product = binary("mul", cast(value, "float32"), self.factor(row, there))
+        store = Store(tile, (row, k), cast(product, tile.dtype), current().span)
+        _emit((row, k), tile.shape, store)
