@@ -16,7 +16,7 @@ import numpy as np
 
 from tilecore.inference.gpu.loops import TILE_STATEMENTS
 from tilecore.inference.gpu.plan import Pipeline
-from tilecore.inference.gpu.teams import Team, Teams
+from tilecore.inference.gpu.teams import Team, Teams, waits_itself
 from tilecore.inference.gpu.touches import Touch, Touched
 from tilecore.inference.gpu.turns import write_apart
 from tilecore.inference.gpu.under_way import UnderWay
@@ -25,7 +25,6 @@ from tilecore.ir.analysis import reads, writes
 from tilecore.ir.bounds import linear
 from tilecore.ir.evaluate import evaluate
 from tilecore.ir.expr import Call, Expr, Load, Var, int_value
-from tilecore.ir.named_barriers import is_named
 from tilecore.ir.nodes import Buffer, KernelLaunch, Stmt
 from tilecore.ir.polynomial import Key, structural_key
 from tilecore.ir.trips import trip_count
@@ -67,7 +66,7 @@ class Barriers:
         self.launch, self.memory, self.pipelines = launch, memory, pipelines
         self.teams, self.loads, self.meeting = teams, loads, meeting
         self.alone = alone
-        self.has_waits = any(isinstance(s, nodes.Wait) or is_named(s) for s in walk(launch.body))
+        self.has_waits = waits_itself(launch)
         self.left: list[Touched] = []  # of each loop around: where its turns are left early
         self.under_way = UnderWay()
         self.ahead = {id(c) for p in pipelines.values() for c in p.copies}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tilecore.inference.gpu.plan import CHUNK_BYTES, GemmPlan, Pipeline, SharedLayout
-from tilecore.ir.nodes import Buffer, Seq, Stmt
-from tilecore.ir.visitor import buffers_of
+from tilecore.ir.nodes import Alloc, Buffer, Seq, Stmt, Sync
+from tilecore.ir.visitor import buffers_of, walk
 
 SWIZZLES = (128, 64, 32)
+EVERYBODY = ("block", "cluster", "grid")  # scopes of meetings of all threads
 
 
 def swizzle_of(row_bytes: int) -> int:
@@ -59,17 +60,33 @@ def lay_out(
 
 
 def assign_places(
-    body: Stmt, layouts: Mapping[Buffer, SharedLayout], pipelines: Iterable[Pipeline]
+    body: Stmt,
+    layouts: Mapping[Buffer, SharedLayout],
+    pipelines: Iterable[Pipeline],
+    roles: Container[int] = (),
 ) -> tuple[dict[Buffer, SharedLayout], int]:
     """Return the layouts with their places, and the bytes that a block needs.
 
     Tiles that are never alive together share memory; a tile is alive from the first to the last
-    statement of the launch that uses it. Tiles that come in boxes are filled as early as they can
-    be: from the start, and to the end where their loop runs again. Barriers are made when the
-    kernel begins, and their memory is nothing else until it ends (PTX ISA 9.0, mbarrier.inval).
+    statement of the launch that uses it, and while roles run beside each other that it stands
+    among. Tiles that come in boxes are filled as early as they can be: from the start, and to the
+    end where their loop runs again. Barriers are made when the kernel begins, and their memory is
+    nothing else until it ends (PTX ISA 9.0, mbarrier.inval).
+
+    Args:
+        body: of the launch.
+        layouts: of its tiles.
+        pipelines: its loops whose copies run ahead.
+        roles: branches, by id, that some threads run while others run on, and may wait for them.
     """
     stmts = body.stmts if isinstance(body, Seq) else (body,)
     spans = _spans(stmts, layouts)
+    for first, last in _side_by_side(stmts, roles):
+        spans |= {
+            tile: (min(start, first), max(end, last))
+            for tile, (start, end) in spans.items()
+            if start <= last and first <= end
+        }
     spans |= {t: (0, len(stmts)) for t in layouts if t.arrive_counts is not None}
     for pipeline in pipelines:
         for copy in pipeline.copies if pipeline.boxes else ():
@@ -111,8 +128,6 @@ def _spans(
     stmts: Sequence[Stmt], layouts: Mapping[Buffer, SharedLayout]
 ) -> dict[Buffer, tuple[int, int]]:
     found: dict[Buffer, tuple[int, int]] = {}
-    from tilecore.ir.nodes import Alloc
-
     for number, stmt in enumerate(stmts):
         if isinstance(stmt, Alloc):
             continue
@@ -120,6 +135,24 @@ def _spans(
             first, _ = found.get(buffer, (number, number))
             found[buffer] = (first, number)
     return found
+
+
+def _side_by_side(stmts: Sequence[Stmt], roles: Container[int]) -> Iterator[tuple[int, int]]:
+    """Yield the (first, last) of statements of which one may run while another does.
+
+    They lie between two roles, and the program lets its threads meet nowhere between these.
+    """
+    first: int | None = None
+    last = 0
+    for number, stmt in enumerate(stmts):
+        if isinstance(stmt, Sync) and stmt.scope in EVERYBODY:
+            if first is not None:
+                yield first, last
+            first = None
+        elif any(id(s) in roles for s in walk(stmt)):
+            first, last = number if first is None else first, number
+    if first is not None:
+        yield first, last
 
 
 def _overlap(a: tuple[int, int] | None, b: tuple[int, int] | None) -> bool:

@@ -70,6 +70,11 @@ class Teams:
         return tuple(dict.fromkeys(self.bodies.values()))
 
 
+def waits_itself(launch: KernelLaunch) -> bool:
+    """Return whether threads wait for others where the program says: it orders what roles do."""
+    return any(isinstance(s, nodes.Wait) or is_named(s) for s in walk(launch.body))
+
+
 def find_teams(launch: KernelLaunch, threads: tuple[int, int, int], target: GpuTarget) -> Teams:
     """Return the roles of a launch.
 
