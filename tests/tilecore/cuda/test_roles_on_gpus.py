@@ -316,3 +316,31 @@ def test_tiles_of_roles_side_by_side_share_no_memory(target):
     y = np.zeros_like(x)
     run_emulated(main, target, [x, y], ALL_SCHEDULES)
     np.testing.assert_array_equal(y, x[:, ::-1])
+
+
+@pytest.mark.parametrize("target", ["sm_80", "h100"])
+def test_no_barrier_stands_between_roles_that_wait_for_each_other(target):
+    """Found by a random program: what the second role needs was waited for behind the first one."""
+
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((2, 64), "float32")):
+        with T.Kernel(1, threads=256):
+            tile = T.alloc_shared((64,), "float32")
+            more = T.alloc_shared((64,), "float32")
+            done = T.alloc_barrier([128])
+            T.copy(X, tile)
+            with T.ws(1):
+                T.mbarrier_wait_parity(done, 0)
+                for i in T.Parallel(64):
+                    Y[1, i] = more[i]
+            with T.ws(0):
+                for i in T.Parallel(64):
+                    more[i] = tile[63 - i] + 1
+                T.mbarrier_arrive(done)
+                for i in T.Parallel(64):
+                    Y[0, i] = tile[63 - i]
+
+    x = np.random.default_rng(4).standard_normal(64, dtype=np.float32)
+    y = np.zeros((2, 64), np.float32)
+    run_emulated(main, target, [x, y], ALL_SCHEDULES)
+    np.testing.assert_array_equal(y, [x[::-1], x[::-1] + 1])

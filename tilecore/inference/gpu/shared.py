@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tilecore.inference.gpu.plan import CHUNK_BYTES, GemmPlan, Pipeline, SharedLayout
-from tilecore.ir.nodes import Alloc, Buffer, Seq, Stmt, Sync
-from tilecore.ir.visitor import buffers_of, walk
+from tilecore.ir.nodes import Alloc, Buffer, Seq, Stmt
+from tilecore.ir.visitor import buffers_of
 
 SWIZZLES = (128, 64, 32)
-EVERYBODY = ("block", "cluster", "grid")  # scopes of meetings of all threads
 
 
 def swizzle_of(row_bytes: int) -> int:
@@ -63,7 +62,7 @@ def assign_places(
     body: Stmt,
     layouts: Mapping[Buffer, SharedLayout],
     pipelines: Iterable[Pipeline],
-    roles: Container[int] = (),
+    beside: Iterable[tuple[int, int]] = (),
 ) -> tuple[dict[Buffer, SharedLayout], int]:
     """Return the layouts with their places, and the bytes that a block needs.
 
@@ -77,11 +76,11 @@ def assign_places(
         body: of the launch.
         layouts: of its tiles.
         pipelines: its loops whose copies run ahead.
-        roles: branches, by id, that some threads run while others run on, and may wait for them.
+        beside: (first, last) of its statements that may run beside each other (``side_by_side``).
     """
     stmts = body.stmts if isinstance(body, Seq) else (body,)
     spans = _spans(stmts, layouts)
-    for first, last in _side_by_side(stmts, roles):
+    for first, last in beside:
         spans |= {
             tile: (min(start, first), max(end, last))
             for tile, (start, end) in spans.items()
@@ -135,24 +134,6 @@ def _spans(
             first, _ = found.get(buffer, (number, number))
             found[buffer] = (first, number)
     return found
-
-
-def _side_by_side(stmts: Sequence[Stmt], roles: Container[int]) -> Iterator[tuple[int, int]]:
-    """Yield the (first, last) of statements of which one may run while another does.
-
-    They lie between two roles, and the program lets its threads meet nowhere between these.
-    """
-    first: int | None = None
-    last = 0
-    for number, stmt in enumerate(stmts):
-        if isinstance(stmt, Sync) and stmt.scope in EVERYBODY:
-            if first is not None:
-                yield first, last
-            first = None
-        elif any(id(s) in roles for s in walk(stmt)):
-            first, last = number if first is None else first, number
-    if first is not None:
-        yield first, last
 
 
 def _overlap(a: tuple[int, int] | None, b: tuple[int, int] | None) -> bool:
