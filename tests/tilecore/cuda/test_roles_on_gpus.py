@@ -286,3 +286,61 @@ def test_a_role_behind_one_that_only_some_blocks_have():
     np.testing.assert_array_equal(y, x[[1, 1, 2]])
     with pytest.raises(UnsupportedOnTarget, match="a branch that only some threads take"):
         lowered(behind_a_branch_of_some_blocks(32), "h100")
+
+
+@pytest.mark.parametrize("target", ["sm_80", "h100"])
+def test_tiles_of_roles_side_by_side_share_no_memory(target):
+    """Found by a random program: a role's tile lay where that of a role beside was in use."""
+    rows, columns = 32, 64
+
+    @T.prim_func
+    def main(
+        X: T.Tensor((2, rows, columns), "float32"), Y: T.Tensor((2, rows, columns), "float32")
+    ):
+        with T.Kernel(1, threads=256):
+            done = T.alloc_barrier([128])
+            with T.ws(1):
+                first = T.alloc_shared((rows, columns), "float32")
+                T.copy(X[1, :, :], first)
+                T.mbarrier_arrive(done)
+                for i, j in T.Parallel(rows, columns):
+                    Y[1, i, j] = first[rows - 1 - i, j]
+            with T.ws(0):
+                second = T.alloc_shared((rows, columns), "float32")
+                T.copy(X[0, :, :], second)
+                T.mbarrier_wait_parity(done, 0)
+                for i, j in T.Parallel(rows, columns):
+                    Y[0, i, j] = second[rows - 1 - i, j]
+
+    x = np.random.default_rng(3).standard_normal((2, rows, columns), dtype=np.float32)
+    y = np.zeros_like(x)
+    run_emulated(main, target, [x, y], ALL_SCHEDULES)
+    np.testing.assert_array_equal(y, x[:, ::-1])
+
+
+@pytest.mark.parametrize("target", ["sm_80", "h100"])
+def test_no_barrier_stands_between_roles_that_wait_for_each_other(target):
+    """Found by a random program: what the second role needs was waited for behind the first one."""
+
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((2, 64), "float32")):
+        with T.Kernel(1, threads=256):
+            tile = T.alloc_shared((64,), "float32")
+            more = T.alloc_shared((64,), "float32")
+            done = T.alloc_barrier([128])
+            T.copy(X, tile)
+            with T.ws(1):
+                T.mbarrier_wait_parity(done, 0)
+                for i in T.Parallel(64):
+                    Y[1, i] = more[i]
+            with T.ws(0):
+                for i in T.Parallel(64):
+                    more[i] = tile[63 - i] + 1
+                T.mbarrier_arrive(done)
+                for i in T.Parallel(64):
+                    Y[0, i] = tile[63 - i]
+
+    x = np.random.default_rng(4).standard_normal(64, dtype=np.float32)
+    y = np.zeros((2, 64), np.float32)
+    run_emulated(main, target, [x, y], ALL_SCHEDULES)
+    np.testing.assert_array_equal(y, [x[::-1], x[::-1] + 1])

@@ -520,3 +520,31 @@ def test_threads_have_cleared_sums_before_one_of_them_runs_a_loop_of_products():
     run_emulated(main, "b200", [a, b, c], ALL_SCHEDULES)
     a[:rows, depth:] = 0
     np.testing.assert_array_equal(c, a.astype(np.float32) @ b.astype(np.float32))
+
+
+def test_of_warpgroups_that_hold_the_same_sums_one_stores_them():
+    """Found by a random program: their stores to one place raced, though of equal values."""
+    rows, depth, columns = 128, 64, 16
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((rows, depth), "float16"), B: T.Tensor((depth, columns), "float16"),
+        C: T.Tensor((2, rows, columns), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(2, threads=384) as bx:
+            A_s = T.alloc_shared((rows, depth), "float16")
+            B_s = T.alloc_shared((depth, columns), "float16")
+            sums = T.alloc_fragment((rows, columns), "float32")
+            T.copy(A, A_s)
+            T.copy(B, B_s)
+            T.fill(sums, 1)
+            for _ in T.serial(bx + 1):
+                T.gemm(A_s, B_s, sums)
+            T.copy(sums, C[bx, :, :])
+
+    rng = np.random.default_rng(9)
+    a, b = (rng.integers(-3, 4, s).astype(np.float16) for s in ((rows, depth), (depth, columns)))
+    c = np.zeros((2, rows, columns), np.float32)
+    run_emulated(main, "b200", [a, b, c], ALL_SCHEDULES)
+    product = a.astype(np.float32) @ b.astype(np.float32)
+    np.testing.assert_array_equal(c, np.stack([1 + product, 1 + 2 * product]))

@@ -16,7 +16,7 @@ import numpy as np
 
 from tilecore.inference.gpu.loops import TILE_STATEMENTS
 from tilecore.inference.gpu.plan import Pipeline
-from tilecore.inference.gpu.teams import Team, Teams
+from tilecore.inference.gpu.teams import Team, Teams, side_by_side, waits
 from tilecore.inference.gpu.touches import Touch, Touched
 from tilecore.inference.gpu.turns import write_apart
 from tilecore.inference.gpu.under_way import UnderWay
@@ -25,7 +25,6 @@ from tilecore.ir.analysis import reads, writes
 from tilecore.ir.bounds import linear
 from tilecore.ir.evaluate import evaluate
 from tilecore.ir.expr import Call, Expr, Load, Var, int_value
-from tilecore.ir.named_barriers import is_named
 from tilecore.ir.nodes import Buffer, KernelLaunch, Stmt
 from tilecore.ir.polynomial import Key, structural_key
 from tilecore.ir.trips import trip_count
@@ -67,7 +66,7 @@ class Barriers:
         self.launch, self.memory, self.pipelines = launch, memory, pipelines
         self.teams, self.loads, self.meeting = teams, loads, meeting
         self.alone = alone
-        self.has_waits = any(isinstance(s, nodes.Wait) or is_named(s) for s in walk(launch.body))
+        self.has_waits = waits(launch.body)
         self.left: list[Touched] = []  # of each loop around: where its turns are left early
         self.under_way = UnderWay()
         self.ahead = {id(c) for p in pipelines.values() for c in p.copies}
@@ -77,6 +76,7 @@ class Barriers:
         self.found: dict[Stmt, Touched] = {}  # by each statement
         # Of a loop, a statement and a tile whether it writes elsewhere each turn; None: not inside.
         self.apart: dict[tuple[int, int, Buffer], bool | None] = {}
+        self.beside: dict[int, Mapping[int, int]] = {}  # of a sequence, by id
 
     def find(self) -> tuple[frozenset[Stmt], frozenset[Stmt]]:
         """Return (statements before which the threads must meet, loops at whose end they must)."""
@@ -111,7 +111,10 @@ class Barriers:
             return self._apart(stmt, touched)
         match stmt:
             case nodes.Seq(stmts=stmts):
-                for child in stmts:
+                beside = self._side_by_side(stmt)
+                for number, child in enumerate(stmts):
+                    if number in beside:
+                        self._before_roles(stmts[number : beside[number] + 1], touched)
                     touched = self._walk(child, touched)
                 return touched
             case nodes.Sync() | nodes.Wait() | nodes.Annotate(key="wait_products"):
@@ -137,6 +140,25 @@ class Barriers:
                 return after
             case _:
                 return self._touch(stmt, self._of(stmt), touched)
+
+    def _side_by_side(self, stmt: nodes.Seq) -> Mapping[int, int]:
+        """Return the first statements of those side by side, with the last ones."""
+        if not self.has_waits:
+            return {}
+        if id(stmt) not in self.beside:
+            self.beside[id(stmt)] = dict(side_by_side(stmt, self.teams))
+        return self.beside[id(stmt)]
+
+    def _before_roles(self, stmts: tuple[Stmt, ...], touched: Touched) -> None:
+        """Place the barrier that any of some statements needs before the first of them.
+
+        Between them it would hold up those that others wait for.
+        """
+        own = Touched()
+        for stmt in stmts:
+            own = own.union(self._of(stmt))
+        if stmts[0] not in self.before and self._conflict(own, touched, self._are_beside):
+            self._place(self.before, stmts[0])
 
     def _apart(self, stmt: Stmt, touched: Touched) -> Touched:
         """Return what is touched after a branch whose threads take roles."""
@@ -302,7 +324,14 @@ class Barriers:
         if one.team == other.team:
             return False
         a, b = sorted((one.team, other.team), key=lambda t: t.first)
-        return not (self.has_waits and a.first + a.count <= b.first)
+        is_same = (
+            one.buffer.root is other.buffer.root
+        )  # what shares memory the program cannot order
+        return not (self.has_waits and is_same and a.first + a.count <= b.first)
+
+    def _are_beside(self, one: Touch, other: Touch) -> bool:
+        """Return whether all threads must meet before ``one``, which stands among roles."""
+        return one.team == self.teams.whole or self._are_apart(one, other)
 
     # --- conflicts ----------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from tilecore.inference.gpu.plan import (
 )
 from tilecore.inference.gpu.scratch import BARRIER_BYTES, beyond_tiles
 from tilecore.inference.gpu.shared import assign_places, lay_out
-from tilecore.inference.gpu.teams import Teams
+from tilecore.inference.gpu.teams import Teams, side_by_side
 from tilecore.inference.gpu.updates import updates_of
 from tilecore.ir.nodes import Buffer, ClusterCopy, KernelLaunch, Stmt
 
@@ -93,7 +93,8 @@ class Needs:
             loads = loads_of(self.launch, layouts)
             updates = updates_of(self.launch, layouts, stages)
             multicasts = multicasts_of(self.launch, layouts)
-        places, end = assign_places(self.launch.body, layouts, pipelines.values())
+        beside = side_by_side(self.launch.body, self.teams)
+        places, end = assign_places(self.launch.body, layouts, pipelines.values(), beside)
         end = -(-end // CHUNK_BYTES) * CHUNK_BYTES
         more = beyond_tiles(
             self.launch, self.nests, pipelines.values(), self.teams, self.target.threads_per_warp

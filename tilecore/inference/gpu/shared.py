@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tilecore.inference.gpu.plan import CHUNK_BYTES, GemmPlan, Pipeline, SharedLayout
-from tilecore.ir.nodes import Buffer, Seq, Stmt
+from tilecore.ir.nodes import Alloc, Buffer, Seq, Stmt
 from tilecore.ir.visitor import buffers_of
 
 SWIZZLES = (128, 64, 32)
@@ -59,17 +59,33 @@ def lay_out(
 
 
 def assign_places(
-    body: Stmt, layouts: Mapping[Buffer, SharedLayout], pipelines: Iterable[Pipeline]
+    body: Stmt,
+    layouts: Mapping[Buffer, SharedLayout],
+    pipelines: Iterable[Pipeline],
+    beside: Iterable[tuple[int, int]] = (),
 ) -> tuple[dict[Buffer, SharedLayout], int]:
     """Return the layouts with their places, and the bytes that a block needs.
 
     Tiles that are never alive together share memory; a tile is alive from the first to the last
-    statement of the launch that uses it. Tiles that come in boxes are filled as early as they can
-    be: from the start, and to the end where their loop runs again. Barriers are made when the
-    kernel begins, and their memory is nothing else until it ends (PTX ISA 9.0, mbarrier.inval).
+    statement of the launch that uses it, and while roles run beside each other that it stands
+    among. Tiles that come in boxes are filled as early as they can be: from the start, and to the
+    end where their loop runs again. Barriers are made when the kernel begins, and their memory is
+    nothing else until it ends (PTX ISA 9.0, mbarrier.inval).
+
+    Args:
+        body: of the launch.
+        layouts: of its tiles.
+        pipelines: its loops whose copies run ahead.
+        beside: (first, last) of its statements that may run beside each other (``side_by_side``).
     """
     stmts = body.stmts if isinstance(body, Seq) else (body,)
     spans = _spans(stmts, layouts)
+    for first, last in beside:
+        spans |= {
+            tile: (min(start, first), max(end, last))
+            for tile, (start, end) in spans.items()
+            if start <= last and first <= end
+        }
     spans |= {t: (0, len(stmts)) for t in layouts if t.arrive_counts is not None}
     for pipeline in pipelines:
         for copy in pipeline.copies if pipeline.boxes else ():
@@ -111,8 +127,6 @@ def _spans(
     stmts: Sequence[Stmt], layouts: Mapping[Buffer, SharedLayout]
 ) -> dict[Buffer, tuple[int, int]]:
     found: dict[Buffer, tuple[int, int]] = {}
-    from tilecore.ir.nodes import Alloc
-
     for number, stmt in enumerate(stmts):
         if isinstance(stmt, Alloc):
             continue

@@ -27,7 +27,7 @@ from tilecore.ir import nodes
 from tilecore.ir.evaluate import Evaluator
 from tilecore.ir.expr import Binary, Expr, Var
 from tilecore.ir.named_barriers import ARRIVES, SCOPES, is_named, named
-from tilecore.ir.nodes import If, KernelLaunch, Parallel, Stmt
+from tilecore.ir.nodes import If, KernelLaunch, Parallel, Seq, Stmt
 from tilecore.ir.visitor import children, expressions, has_loads, walk, walk_expr
 
 Mask = npt.NDArray[np.bool_]  # of the threads of a block
@@ -35,6 +35,7 @@ WARP = 32
 __all__ = ["Team", "Teams", "find_teams", "registers_to_trade"]
 MAX_TEAMS = 14  # named barriers 2 to 15
 MEETINGS = ("group", *SCOPES)  # scopes of barriers for whole warps
+EVERYBODY = ("block", "cluster", "grid")  # and of those for all threads
 WARPGROUP = 128
 REGISTERS = 64 * 1024  # of a multiprocessor (CUDA C++ Programming Guide, compute capabilities)
 REGISTER_UNIT, MOST_REGISTERS = 8, 256  # of a thread
@@ -68,6 +69,34 @@ class Teams:
     def all(self) -> tuple[Team, ...]:
         """The teams of branches, each once, in order."""
         return tuple(dict.fromkeys(self.bodies.values()))
+
+
+def waits(stmt: Stmt) -> bool:
+    """Return whether threads wait for others somewhere in a statement, as the program says."""
+    return any(isinstance(s, nodes.Wait) or is_named(s) for s in walk(stmt))
+
+
+def side_by_side(body: Stmt, teams: Teams) -> tuple[tuple[int, int], ...]:
+    """Return the (first, last) of statements that run while others of them do, and may wait.
+
+    They lie between two roles, one of which waits for others, and the program lets its threads meet
+    nowhere between these: nor may the compiler.
+    """
+    found: list[tuple[int, int]] = []
+    roles: list[int] = []
+    is_waiting = False
+    for number, stmt in enumerate((*(body.stmts if isinstance(body, Seq) else (body,)), None)):
+        if stmt is None or (isinstance(stmt, nodes.Sync) and stmt.scope in EVERYBODY):
+            if is_waiting:
+                found.append((roles[0], roles[-1]))
+            roles, is_waiting = [], False
+            continue
+        apart = [s for s in walk(stmt) if id(s) in teams.apart]
+        has_waits = any(waits(s) for s in apart)
+        if has_waits or any(id(b) in teams.bodies for s in apart for b in children(s)):
+            roles.append(number)
+            is_waiting |= has_waits
+    return tuple(found)
 
 
 def find_teams(launch: KernelLaunch, threads: tuple[int, int, int], target: GpuTarget) -> Teams:

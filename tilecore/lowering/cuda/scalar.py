@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 BITS = {"bfloat16": "uint16", **dict.fromkeys(float8.NAMES, "uint8")}
 NIBBLES = {"int4": "int8", "uint4": "uint8"}  # computed in 8 bits, each in a byte but in tensors
 COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+WRAPPING = ("add", "sub", "mul", "shl")  # results may need more bits than integers have
 FUNCTIONS = {
     "exp": "exp", "exp2": "exp2", "exp10": "exp10", "log": "log", "log2": "log2",
     "log10": "log10", "sqrt": "sqrt", "rsqrt": "rsqrt", "tanh": "tanh", "erf": "erf", "sin": "sin",
@@ -215,8 +216,12 @@ def lower(expr: Expr, scope: Scope) -> Any:
 def _unary(expr: Unary, value: Any) -> Any:
     if expr.op == "neg":
         is_float = expr.dtype.is_float
-        return value * constant(-1, expr.dtype) if is_float else constant(0, expr.dtype) - value
-    return tir.Not(value) if expr.op == "not" else tir.bitwise_not(value)
+        if is_float:
+            return value * constant(-1, expr.dtype)
+        return operate("sub", constant(0, expr.dtype), value, expr.dtype)
+    if expr.op == "not":
+        return tir.Not(value)
+    return _wrapped(tir.bitwise_not, (value,), value_type(expr.dtype))
 
 
 _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
@@ -239,6 +244,8 @@ def operate(op: str, a: Any, b: Any, dtype: str) -> Any:
         if op in ("div", "pow"):
             return tir.truncdiv(a, b) if op == "div" else tir.pow(a, b)
         integral = {"floordiv": tir.FloorDiv, "mod": tir.FloorMod}
+        if op in WRAPPING:
+            return _wrapped(_OPERATORS[op], (a, b), value_type(dtype))
         return integral[op](a, b) if op in integral else _OPERATORS[op](a, b)
     kind = value_type(dtype)
     a, b = _kept_zero(a, kind), _kept_zero(b, kind)
@@ -261,6 +268,18 @@ def operate(op: str, a: Any, b: Any, dtype: str) -> Any:
             return _OPERATORS[op](a, b)
 
 
+def _wrapped(operator: Callable[..., Any], args: tuple[Any, ...], dtype: str) -> Any:
+    """Return the result of an operation on integers, as many bits of it as the type has.
+
+    C computes with integers of less than 32 bits as with such of 32, and keeps what is beyond.
+    """
+    kind = DType(dtype)
+    if dtype == "bool" or kind.bits >= 32:
+        return operator(*args)
+    wide = "int32" if kind.is_signed else "uint32"
+    return tir.Cast(dtype, operator(*(tir.Cast(wide, a) for a in args)))
+
+
 def _call(expr: Call, args: list[Any]) -> Any:
     kind = value_type(expr.dtype)
     if expr.name == "reinterpret":
@@ -271,9 +290,8 @@ def _call(expr: Call, args: list[Any]) -> Any:
         one = constant(1, kind)
         return one / (one + function("exp", [constant(0, kind) - args[0]], kind))
     if expr.name == "abs" and not expr.dtype.is_float:
-        return tir.if_then_else(
-            tir.LT(args[0], constant(0, kind)), constant(0, kind) - args[0], args[0]
-        )
+        negated = operate("sub", constant(0, kind), args[0], kind)
+        return tir.if_then_else(tir.LT(args[0], constant(0, kind)), negated, args[0])
     return function(FUNCTIONS[expr.name], args, kind)
 
 

@@ -232,11 +232,13 @@ class Transfer:
         group = remainder(quotient(number, 4), groups) if groups > 1 else 0
         start = self.memory.start(self.plan.tile, mul(group, mine))
         start = builder.bind(start + tir.Cast("uint32", index(quarter)))
+        # Of warpgroups that hold the same one stores it: two writes of a place race.
+        writer = is_first_copy(self.spread, self.accessor.thread) if self.plan.stores else None
         width = _width(each // unit, WIDEST // unit)
         shape = "16x256b" if is_half else "32x32b"
         step = width * (UNIT if is_half else 1)
         for part in range(tile.parts):
-            with builder.turns(each // unit // width) as turn:
+            with only(builder, writer), builder.turns(each // unit // width) as turn:
                 column = add(part * tile.row_columns, mul(turn, step))
                 there = start + tir.Cast("uint32", index(column))
                 place = add(self.first + part * self.row, mul(turn, width * unit * tile.packed))
