@@ -71,7 +71,8 @@ class Linear:
 def linear(expr: Expr, bindings: Mapping[Var, Expr] | None = None) -> Linear | None:
     """Return ``expr`` as a linear form, or None; ``bindings`` replaces let-bound variables.
 
-    Integers of less than 32 bits wrap around: what is computed in them is not linear.
+    Integers of less than 32 bits and unsigned ones wrap around: what is computed in them is not
+    linear.
     """
     if isinstance(expr, (Binary, Unary, Cast)) and _is_narrow(expr):
         return None
@@ -100,7 +101,7 @@ def linear(expr: Expr, bindings: Mapping[Var, Expr] | None = None) -> Linear | N
 
 
 def _is_narrow(expr: Expr) -> bool:
-    return expr.dtype.is_integer and expr.dtype.bits < 32
+    return expr.dtype.is_integer and (expr.dtype.bits < 32 or not expr.dtype.is_signed)
 
 
 def interval(
@@ -131,7 +132,9 @@ def _interval(
     if isinstance(expr, Var) and bindings is not None and expr in bindings:
         return interval(bindings[expr], ranges, bindings)
     if isinstance(expr, Cast) and expr.dtype.is_integer:
-        return interval(expr.a, ranges, bindings)
+        found = interval(expr.a, ranges, bindings)
+        turns = expr.a.dtype.is_integer and not expr.a.dtype.is_signed and expr.dtype.is_signed
+        return None if turns and found and found[1] > expr.dtype.ends[1] else found
     if isinstance(expr, Select):
         a, b = interval(expr.a, ranges, bindings), interval(expr.b, ranges, bindings)
         return (min(a[0], b[0]), max(a[1], b[1])) if a and b else None
