@@ -90,3 +90,47 @@ def test_indices_keep_their_form():
 
     _, tir = lower(main, HOST, {})
     assert "tilecore_add" not in str(tir)
+
+
+@pytest.mark.parametrize("mask", [False, True])
+def test_an_index_that_begins_anew(run_both, mask):
+    """LLVM 22 made vectors of this loop that read on beyond the end of a ring."""
+
+    @T.prim_func
+    def main(X: T.Tensor((5, 16), "int32"), Y: T.Tensor((5, 24, 2), "float64")):
+        with T.Kernel(5, threads=64) as bx:
+            for j, i in T.Parallel(2, 24):
+                Y[bx, i, j] = X[bx, (bx + i) & 15 if mask else (bx + i) % 16]
+
+    x = np.random.default_rng(0).integers(1, 9, (5, 16), np.int32)
+    wanted = [np.roll(x[b], -b)[np.arange(24) % 16] for b in range(5)]
+    run_both(main, [x], [np.zeros((5, 24, 2))], [np.stack([wanted, wanted], -1)])
+
+
+def test_an_index_that_only_looks_like_it_is_not_hidden():
+    @T.prim_func
+    def main(X: T.Tensor((4, 16), "int32"), Y: T.Tensor((4, 16), "int32")):
+        with T.Kernel(1, threads=64) as _:
+            for i, j in T.Parallel(4, 16):
+                Y[(i * 16 + j) // 16, (i * 16 + j) % 16] = X[i, j]
+
+    _, tir = lower(main, HOST, {})
+    assert "tilecore_hidden" not in str(tir)
+
+
+def test_division_by_negative_numbers(run_both):
+    @T.prim_func
+    def main(
+        X: T.Tensor((12,), "int32"), Y: T.Tensor((2, 12), "int32"), Z: T.Tensor((3,), "int32")
+    ):
+        with T.Kernel(1, threads=32) as _:
+            for i in T.Parallel(12):
+                Y[0, i] = X[i] // -3
+                Y[1, i] = X[i] % -3
+            for i in T.Parallel(3):
+                far = X[i + 12] // -2  # always beyond the end
+                Z[i] = T.if_then_else(far < 0, far % 3, far)
+
+    x = np.array([-(2**31), -(2**31) + 1, -7, -6, -3, -1, 0, 1, 3, 6, 7, 2**31 - 1], np.int32)
+    outputs = [np.zeros((2, 12), np.int32), np.ones(3, np.int32)]
+    run_both(main, [x], outputs, [np.stack([x // -3, x % -3]), np.zeros(3)])

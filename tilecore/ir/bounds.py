@@ -219,6 +219,35 @@ class Known:
         return top is not None and is_equal(top, extent)
 
 
+def begins_anew(expr: Expr, known: Known) -> bool:
+    """Return whether an integer keeps the low bits of one that may grow beyond them.
+
+    Of remainders, bit masks and conversions to narrow integers those of variables may.
+    """
+    match expr:
+        case Cast(a=a) if _is_narrow(expr) and a.dtype.is_integer:
+            bounds, (low, high) = known.bounds(a), expr.dtype.ends
+        case Binary(op="mod" | "bitand", a=a, b=b):
+            number = int_value(b)
+            high = -1 if number is None else number - (expr.op == "mod")
+            if high < 1 or high & (high + 1):  # no power of two: LLVM divides
+                return False
+            bounds, low = _rest(a, high + 1, known), 0
+        case _:
+            return False
+    fits = bounds is not None and low <= bounds[0] and bounds[1] <= high
+    return not fits and any(var is not _UNKNOWN for var in variables(a))
+
+
+def _rest(expr: Expr, factor: int, known: Known) -> Interval | None:
+    """Return bounds of what is left of a sum without the multiples of ``factor``."""
+    form = linear(expr, known.lets)
+    if form is None:
+        return known.bounds(expr)
+    left = {v: c for v, c in form.coefficients.items() if c % factor}
+    return known.bounds(Linear(left, form.constant % factor).to_expr())
+
+
 def narrowed(cond: Expr, ranges: Mapping[Var, Interval], *, holds: bool) -> dict[Var, Interval]:
     """Return ``ranges`` where a condition that compares variables with numbers holds, or not."""
     if isinstance(cond, Unary) and cond.op == "not":

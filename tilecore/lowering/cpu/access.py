@@ -9,11 +9,12 @@ from typing import Any
 from tvm import tirx as tir
 
 from tilecore.inference.storage import Storage, TensorStorage
-from tilecore.ir.bounds import Interval, Known, step_of, variables
+from tilecore.ir.bounds import Interval, Known, begins_anew, step_of, variables
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Load, Var, binary, cast, const, holds
 from tilecore.ir.nodes import Buffer
 from tilecore.lowering.cpu import bfloat16, stream, tables
+from tilecore.lowering.cpu.llvm_text import LLVM_TYPES
 from tilecore.lowering.cpu.packed import load_codes, store_codes
 from tilecore.lowering.cpu.scalar import (
     Scope,
@@ -36,7 +37,7 @@ from tilecore.lowering.cpu.tir import (
     typed,
     vector_type,
 )
-from tilecore.lowering.cpu.wrapping import PLAIN, wrapped
+from tilecore.lowering.cpu.wrapping import PLAIN, hidden, wrapped
 from tilecore.target import Target
 
 INT32_MAX = 2**31 - 1
@@ -100,12 +101,12 @@ class Accessor:
 
     def scope(self, vector: Var | None = None, lanes: int = 1) -> Scope:
         """Return the naming scope for expressions here."""
-        return Scope(self.values, self.load, self._computed, vector, lanes)
+        return Scope(self.values, self.load, self._computed, None, vector, lanes)
 
     def of_places(self, scope: Scope | None = None) -> Scope:
         """Return the naming scope for indices and conditions: signed ones do not wrap around."""
         if scope is None:
-            return Scope(self.values, self.load, self._counted)
+            return Scope(self.values, self.load, self._counted, self._residue)
         return replace(scope, integers=self._counted)
 
     def scalar(self, expr: Expr) -> Any:
@@ -123,6 +124,12 @@ class Accessor:
 
     def _counted(self, op: str, expr: Expr, a: Any, b: Any, lanes: int) -> Any:
         return PLAIN[op](a, b) if expr.dtype.is_signed else self._computed(op, expr, a, b, lanes)
+
+    def _residue(self, expr: Expr, value: Any) -> Any:
+        """Return the value of an index, or part of one, as LLVM may know it."""
+        if expr.dtype not in LLVM_TYPES or not begins_anew(expr, self.known):
+            return value
+        return hidden(self.builder, str(expr.dtype), value)
 
     def _stays(self, expr: Expr) -> bool:
         """Return whether the value of an expression surely is within its type."""

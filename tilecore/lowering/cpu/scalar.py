@@ -31,6 +31,13 @@ from tilecore.ir.expr import (
     Select,
     Unary,
     Var,
+    binary,
+    cast,
+    const,
+    holds,
+    int_value,
+    select,
+    unary,
 )
 from tilecore.lowering import rounding
 from tilecore.lowering.cpu import float8, vector_math
@@ -200,6 +207,7 @@ def constant_of(value: float | bool, dtype: str, lanes: int = 1) -> Any:
 
 LoadFn = Callable[[Load, "Scope"], Any]
 IntegerFn = Callable[[str, Expr, Any, Any, int], Any]
+ResidueFn = Callable[[Expr, Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +219,8 @@ class Scope:
         load: lowers an element access.
         integers: gives the sum, difference or product of two integers of FLAGGED types, in lanes:
             the operation, the expression that it is the value of, and both sides.
+        residue: gives, of the value of a remainder, a bit mask or a conversion to a narrow integer,
+            what an index is made of.
         vector: the vector variable, or None for scalar code.
         lanes: how many values it stands for.
         lets: let-bound variables that are vectors here.
@@ -219,6 +229,7 @@ class Scope:
     values: dict[Var, Any]
     load: LoadFn
     integers: IntegerFn
+    residue: ResidueFn | None = None
     vector: Var | None = None
     lanes: int = 1
     vector_lets: frozenset[Var] = frozenset()
@@ -255,11 +266,13 @@ def lower(expr: Expr, scope: Scope) -> Any:
                 return ramp(value, scope.lanes)
             return index(value)
         case Cast(a=a, dtype=dtype):
-            return convert(lower(a, scope), a.dtype, dtype, _lanes(a, scope))
+            value = convert(lower(a, scope), a.dtype, dtype, _lanes(a, scope))
+            return value if scope.residue is None else scope.residue(expr, value)
         case Unary():
             return _unary(expr, scope)
         case Binary():
-            return _binary(expr, scope)
+            value = _binary(expr, scope)
+            return value if scope.residue is None else scope.residue(expr, value)
         case Select(cond=cond, a=a, b=b):
             lanes = _lanes(expr, scope)
             parts = [widen(lower(e, scope), e, scope, lanes) for e in (cond, a, b)]
@@ -303,7 +316,22 @@ _TIR_BINARY: dict[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
+def _by_negative(expr: Binary, divisor: int) -> Expr:
+    """Return a quotient or remainder by a negative number from those by its magnitude.
+
+    TVM would name what it divides by; under conditions that never hold it names that twice.
+    """
+    quotient, rest = (binary(op, expr.a, const(-divisor, expr.dtype)) for op in ("floordiv", "mod"))
+    is_rest = binary("ne", rest, 0)
+    if expr.op == "mod":
+        return select(is_rest, binary("add", rest, expr.b), rest)
+    return binary("sub", unary("neg", quotient), cast(is_rest, expr.dtype))
+
+
 def _binary(expr: Binary, scope: Scope) -> Any:
+    divisor = int_value(expr.b) if expr.op in ("floordiv", "mod") else None
+    if divisor is not None and divisor < 0 and holds(expr.dtype, -divisor):
+        return lower(cast(_by_negative(expr, divisor), expr.dtype), scope)
     lanes = _lanes(expr, scope)
     a, b = (widen(lower(e, scope), e, scope, lanes) for e in (expr.a, expr.b))
     is_float = expr.a.dtype.is_float
