@@ -6,6 +6,7 @@ import pytest
 import tilecore.language as T
 from tests.tilecore.x86_paths import HOST
 from tilecore.compiler import lower
+from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Const, cast, const, unary
 
 SIZE = 40
@@ -134,3 +135,43 @@ def test_division_by_negative_numbers(run_both):
     x = np.array([-(2**31), -(2**31) + 1, -7, -6, -3, -1, 0, 1, 3, 6, 7, 2**31 - 1], np.int32)
     outputs = [np.zeros((2, 12), np.int32), np.ones(3, np.int32)]
     run_both(main, [x], outputs, [np.stack([x // -3, x % -3]), np.zeros(3)])
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(("source", "target"), [("int64", "uint8"), ("int64", "int32"),
+                                                ("float32", "bfloat16")])  # fmt: skip
+def test_one_lane_of_what_is_cut_off_is_stored(run_both, source, target):
+    """LLVM 22 stored the wider element where it knew that of a vector one lane is stored."""
+    kind = DType(target).numpy
+
+    @T.prim_func
+    def main(X: T.Tensor((7,), source), Y: T.Tensor((7, 17), target)):
+        with T.Kernel(1, threads=32) as _:
+            t = T.alloc_shared((7, 17), target)
+            T.fill(t, 1)
+            for i, j in T.Parallel(7, 16):
+                if j % 5 == 0:
+                    t[i, j] = T.cast(T.max(T.min(X[i ^ 1 if i < 6 else i] // 2, 9), 0), target)
+            T.copy(t, Y)
+
+    x = np.arange(7).astype(source)
+    wanted = np.ones((7, 17))
+    wanted[:, :16:5] = (x[[1, 0, 3, 2, 5, 4, 6]] // 2)[:, None]
+    run_both(main, [x], [np.zeros((7, 17), kind)], [wanted])
+
+
+def test_a_loop_that_stores_the_last_one_first(run_both):
+    """LLVM 22 made vectors of this loop that TVM refuses."""
+
+    @T.prim_func
+    def main(X: T.Tensor((17,), "float32"), Y: T.Tensor((5, 12), "float64")):
+        with T.Kernel(1, threads=64) as _:
+            x = T.alloc_fragment((17,), "float32")
+            y = T.alloc_fragment((5, 12), "float64")
+            T.copy(X, x)
+            for j, i in T.Parallel(12, 5):
+                y[i, 11 - j] = T.max(T.min(x[16 - j], 9), -8)
+            T.copy(y, Y)
+
+    x = np.arange(17, dtype=np.float32) - 8
+    run_both(main, [x], [np.zeros((5, 12))], [np.broadcast_to(np.clip(x, -8, 9)[5:], (5, 12))])

@@ -37,7 +37,7 @@ from tilecore.lowering.cpu.tir import (
     typed,
     vector_type,
 )
-from tilecore.lowering.cpu.wrapping import PLAIN, hidden, wrapped
+from tilecore.lowering.cpu.wrapping import PLAIN, wrapped
 from tilecore.target import Target
 
 INT32_MAX = 2**31 - 1
@@ -129,7 +129,7 @@ class Accessor:
         """Return the value of an index, or part of one, as LLVM may know it."""
         if expr.dtype not in LLVM_TYPES or not begins_anew(expr, self.known):
             return value
-        return hidden(self.builder, str(expr.dtype), value)
+        return self.builder.hidden(value, str(expr.dtype))
 
     def _stays(self, expr: Expr) -> bool:
         """Return whether the value of an expression surely is within its type."""
