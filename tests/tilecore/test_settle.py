@@ -170,3 +170,24 @@ def test_a_program_without_conditions_stays_the_same_object():
             T.copy(x, Y[by * 16, bx * 24])
 
     assert settle.run(main).body is main.body
+
+
+def test_a_nest_whose_statements_a_flag_leaves_out_does_nothing(run_both):
+    is_causal = False
+
+    @T.prim_func
+    def main(X: T.Tensor((33,), "float32"), Y: T.Tensor((33,), "float32")):
+        with T.Kernel(1, threads=32) as _:
+            x = T.alloc_fragment((33,), "float32")
+            T.copy(X, x)
+            for k in T.serial(3):
+                for i in T.Parallel(33):
+                    if is_causal:
+                        x[i] += k
+            for i in T.Parallel(33):
+                if is_causal:
+                    x[i] = 0
+            T.copy(x, Y)
+
+    x = np.arange(33, dtype=np.float32)
+    run_both(main, [x], [np.zeros(33, np.float32)], [x])

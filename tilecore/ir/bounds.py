@@ -71,7 +71,8 @@ class Linear:
 def linear(expr: Expr, bindings: Mapping[Var, Expr] | None = None) -> Linear | None:
     """Return ``expr`` as a linear form, or None; ``bindings`` replaces let-bound variables.
 
-    Integers of less than 32 bits wrap around: what is computed in them is not linear.
+    Integers of less than 32 bits and unsigned ones wrap around: what is computed in them is not
+    linear.
     """
     if isinstance(expr, (Binary, Unary, Cast)) and _is_narrow(expr):
         return None
@@ -100,7 +101,7 @@ def linear(expr: Expr, bindings: Mapping[Var, Expr] | None = None) -> Linear | N
 
 
 def _is_narrow(expr: Expr) -> bool:
-    return expr.dtype.is_integer and expr.dtype.bits < 32
+    return expr.dtype.is_integer and (expr.dtype.bits < 32 or not expr.dtype.is_signed)
 
 
 def interval(
@@ -131,7 +132,9 @@ def _interval(
     if isinstance(expr, Var) and bindings is not None and expr in bindings:
         return interval(bindings[expr], ranges, bindings)
     if isinstance(expr, Cast) and expr.dtype.is_integer:
-        return interval(expr.a, ranges, bindings)
+        found = interval(expr.a, ranges, bindings)
+        turns = expr.a.dtype.is_integer and not expr.a.dtype.is_signed and expr.dtype.is_signed
+        return None if turns and found and found[1] > expr.dtype.ends[1] else found
     if isinstance(expr, Select):
         a, b = interval(expr.a, ranges, bindings), interval(expr.b, ranges, bindings)
         return (min(a[0], b[0]), max(a[1], b[1])) if a and b else None
@@ -214,6 +217,35 @@ class Known:
             index = index.a
         top = self.tops.get(index) if isinstance(index, Var) else None
         return top is not None and is_equal(top, extent)
+
+
+def begins_anew(expr: Expr, known: Known) -> bool:
+    """Return whether an integer keeps the low bits of one that may grow beyond them.
+
+    Of remainders, bit masks and conversions to narrow integers those of variables may.
+    """
+    match expr:
+        case Cast(a=a) if _is_narrow(expr) and a.dtype.is_integer:
+            bounds, (low, high) = known.bounds(a), expr.dtype.ends
+        case Binary(op="mod" | "bitand", a=a, b=b):
+            number = int_value(b)
+            high = -1 if number is None else number - (expr.op == "mod")
+            if high < 1 or high & (high + 1):  # no power of two: LLVM divides
+                return False
+            bounds, low = _rest(a, high + 1, known), 0
+        case _:
+            return False
+    fits = bounds is not None and low <= bounds[0] and bounds[1] <= high
+    return not fits and any(var is not _UNKNOWN for var in variables(a))
+
+
+def _rest(expr: Expr, factor: int, known: Known) -> Interval | None:
+    """Return bounds of what is left of a sum without the multiples of ``factor``."""
+    form = linear(expr, known.lets)
+    if form is None:
+        return known.bounds(expr)
+    left = {v: c for v, c in form.coefficients.items() if c % factor}
+    return known.bounds(Linear(left, form.constant % factor).to_expr())
 
 
 def narrowed(cond: Expr, ranges: Mapping[Var, Interval], *, holds: bool) -> dict[Var, Interval]:

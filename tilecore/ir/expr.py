@@ -309,6 +309,18 @@ def holds(dtype: str, value: int) -> bool:
     return low <= value <= high
 
 
+def _turned(value: int, dtype: DType) -> Const:
+    """Return the integer of a type that has the low bits of ``value``."""
+    low, _ = dtype.ends
+    return Const((value - low) % (1 << dtype.bits) + low, dtype)
+
+
+def _within(value: float | bool, dtype: DType) -> Const:
+    """Return what comes of literals: unsigned and narrow integers wrap around."""
+    is_narrow = dtype.is_integer and (dtype.bits < LITERAL_BITS or not dtype.is_signed)
+    return _turned(int(value), dtype) if is_narrow else const(value, dtype)
+
+
 def as_expr(value: ExprLike, like: str | None = None) -> Expr:
     """Return ``value`` as an expression; a Python number takes the dtype ``like`` where it fits."""
     if isinstance(value, Expr):
@@ -418,7 +430,7 @@ def _fold_binary(op: str, a: Expr, b: Expr, result: DType) -> Expr:
     if integral and op in _FOLD:
         assert isinstance(a, Const)
         assert isinstance(b, Const)
-        return const(_FOLD[op](a.value, b.value), result)
+        return _within(_FOLD[op](a.value, b.value), result)
     if not a.dtype.is_float:
         zero_b, one_b = int_value(b) == 0, int_value(b) == 1
         zero_a, one_a = int_value(a) == 0, int_value(a) == 1
@@ -445,11 +457,11 @@ def unary(op: str, value: ExprLike) -> Expr:
         a = as_bool(a)
         return const(not a.value, "bool") if isinstance(a, Const) else Unary("not", a, a.dtype)
     if isinstance(a, Const) and op == "neg" and a.dtype != "bool":
-        return const(-a.value, a.dtype)
+        return _within(-a.value, a.dtype)
     if op == "bitnot" and a.dtype.is_float:
         raise TypeMismatch(expected="an integer for `~`", found=a.dtype)
     if op == "bitnot" and isinstance(a, Const):
-        return const(~int(a.value), a.dtype)
+        return _within(~int(a.value), a.dtype)
     return Unary(op, a, a.dtype)
 
 
@@ -475,6 +487,8 @@ def cast(value: ExprLike, dtype: str) -> Expr:
         finite = not isinstance(a.value, float) or math.isfinite(a.value)
         if kind.is_float or (finite and (kind == "bool" or holds(kind, int(a.value)))):
             return const(a.value if kind.is_float or kind == "bool" else int(a.value), kind)
+        if not a.dtype.is_float:
+            return _turned(int(a.value), kind)
     return Cast(a, kind)
 
 

@@ -59,10 +59,9 @@ def _settled(stmt: Stmt, context: Context) -> Stmt:
             return replace(stmt, stmts=tuple(flat(found)))
         case KernelLaunch(body=body) | Parallel(body=body) | For(body=body) | While(body=body):
             new = _settled(body, enter(stmt, context))
-            if new is body:
-                return stmt
-            is_nothing = _is_empty(new) and isinstance(stmt, (Parallel, For))
-            return Seq((), stmt.span) if is_nothing else replace(stmt, body=new)
+            if _is_empty(new) and isinstance(stmt, (Parallel, For)):
+                return Seq((), stmt.span)
+            return stmt if new is body else replace(stmt, body=new)
         case If():
             return _branch(stmt, context)
         case Store(value=value) | Let(value=value):
@@ -84,10 +83,10 @@ def _branch(stmt: If, context: Context) -> Stmt:
 
     then = inside(stmt.then_body, is_met=True)
     other = None if stmt.else_body is None else inside(stmt.else_body, is_met=False)
-    if cond is stmt.cond and then is stmt.then_body and other is stmt.else_body:
-        return stmt
     if _is_empty(then) and (other is None or _is_empty(other)):
         return Seq((), stmt.span)
+    if cond is stmt.cond and then is stmt.then_body and other is stmt.else_body:
+        return stmt
     return replace(stmt, cond=cond, then_body=then, else_body=other)
 
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import tirx as tir
 
 from tilecore.inference.storage import Storage, TensorStorage
-from tilecore.ir.bounds import Interval, Known, step_of, variables
+from tilecore.ir.bounds import Interval, Known, begins_anew, step_of, variables
 from tilecore.ir.dtype import DType
-from tilecore.ir.expr import Expr, Load, Var, binary, cast, const
+from tilecore.ir.expr import Expr, Load, Var, binary, cast, const, holds
 from tilecore.ir.nodes import Buffer
 from tilecore.lowering.cpu import bfloat16, stream, tables
+from tilecore.lowering.cpu.llvm_text import LLVM_TYPES
 from tilecore.lowering.cpu.packed import load_codes, store_codes
 from tilecore.lowering.cpu.scalar import (
     Scope,
@@ -36,6 +37,7 @@ from tilecore.lowering.cpu.tir import (
     typed,
     vector_type,
 )
+from tilecore.lowering.cpu.wrapping import PLAIN, wrapped
 from tilecore.target import Target
 
 INT32_MAX = 2**31 - 1
@@ -91,6 +93,7 @@ class Accessor:
         self.values: dict[Var, Any] = {}
         self.ranges: dict[Var, Interval] = {}
         self.lets: dict[Var, Expr] = {}
+        self.of_index: set[Var] = set()  # what indices, counts and conditions are sums of
         self.pads: dict[Buffer, Expr] = {}  # what loads outside a tensor give, where not 0
         self.tops: dict[Var, Expr] = {}
         self.box: tuple[Var, int] | None = None  # what counts blocks (steps of a loop), by how much
@@ -98,11 +101,40 @@ class Accessor:
 
     def scope(self, vector: Var | None = None, lanes: int = 1) -> Scope:
         """Return the naming scope for expressions here."""
-        return Scope(self.values, self.load, vector, lanes)
+        return Scope(self.values, self.load, self._computed, None, vector, lanes)
+
+    def of_places(self, scope: Scope | None = None) -> Scope:
+        """Return the naming scope for indices and conditions: signed ones do not wrap around."""
+        if scope is None:
+            return Scope(self.values, self.load, self._counted, self._residue)
+        return replace(scope, integers=self._counted)
 
     def scalar(self, expr: Expr) -> Any:
-        """Lower a scalar expression."""
+        """Lower a scalar index, count or condition."""
+        return lower(expr, self.of_places())
+
+    def value(self, expr: Expr) -> Any:
+        """Lower a scalar that is computed with, and may wrap around."""
         return lower(expr, self.scope())
+
+    def _computed(self, op: str, expr: Expr, a: Any, b: Any, lanes: int) -> Any:
+        if self._stays(expr):
+            return PLAIN[op](a, b)
+        return wrapped(self.builder, op, str(expr.dtype), a, b, lanes)
+
+    def _counted(self, op: str, expr: Expr, a: Any, b: Any, lanes: int) -> Any:
+        return PLAIN[op](a, b) if expr.dtype.is_signed else self._computed(op, expr, a, b, lanes)
+
+    def _residue(self, expr: Expr, value: Any) -> Any:
+        """Return the value of an index, or part of one, as LLVM may know it."""
+        if expr.dtype not in LLVM_TYPES or not begins_anew(expr, self.known):
+            return value
+        return self.builder.hidden(value, str(expr.dtype))
+
+    def _stays(self, expr: Expr) -> bool:
+        """Return whether the value of an expression surely is within its type."""
+        bounds = self.bounds(expr) if expr.dtype.is_signed else None
+        return bounds is not None and all(holds(expr.dtype, end) for end in bounds)
 
     def assign(self, var: Var, value: Any) -> None:
         """Give a loop or block variable its value, an int32 index."""
@@ -145,6 +177,7 @@ class Accessor:
 
     def inside(self, index: Expr, extent: Extent, scope: Scope, last: Expr | None = None) -> Any:
         """Return the TIR condition 0 <= index and (last or index) < extent."""
+        scope = self.of_places(scope)
         if index.dtype.bits < 32:
             index = cast(index, "int32")
         end = last if last is not None else index
@@ -175,7 +208,7 @@ class Accessor:
         lanes = scope.lanes if scope.is_vector(expr) else 1
         if lanes > 1 and self._distance(expr, scope) is None:
             return self._looked_up(expr, scope)
-        flat = Scope(scope.values, scope.load)
+        flat = self.of_places()
         uniform = [p for p in self.open_ends(place, indices) if not scope.is_vector(p[0])]
         offset, stride = self.offset(place, indices, scope.vector if lanes > 1 else None)
         value = load_values(self.builder, place, offset, lanes, stride)
@@ -196,7 +229,7 @@ class Accessor:
         uniform = [p for p in self.open_ends(place, at) if not scope.is_vector(p[0])]
         offset, stride = self.offset(place, at, scope.vector)
         result = kept(value, dtype, buffer.dtype, place.storage.dtype, lanes)
-        cond = self.guard(uniform, Scope(scope.values, scope.load))
+        cond = self.guard(uniform, self.of_places())
         if cond is None:
             store_values(self.builder, place, result, offset, lanes, stride)
         else:
@@ -229,7 +262,7 @@ class Accessor:
         table = load_values(self.builder, place, offset, size)
         if value_type(place.storage.dtype) == "float16":
             table = convert(table, "float16", "float32", size)
-        index = lower(cast(load.indices[0], "int32"), scope)
+        index = lower(cast(load.indices[0], "int32"), self.of_places(scope))
         found = tables.pick(self.builder, table, size, index, scope.lanes, self.register_lanes)
         is_half = value_type(load.dtype) == "float16"
         return convert(found, "float32", "float16", scope.lanes) if is_half else found
@@ -245,14 +278,14 @@ class Accessor:
             offset = storage.offset(indices)
             lanes_apart = storage.lane_distance(indices, vector) if vector is not None else 1
             assert lanes_apart is not None  # checked by stride_of before vector code is chosen
-            return add(place.base, lower(offset, Scope(self.values, self.load))), lanes_apart
+            return add(place.base, lower(offset, self.of_places())), lanes_apart
         offset = storage.offset([cast(index, "int32") for index in indices])
         stride = 1
         if vector is not None and storage.kind == "rows":
             found = step_of(offset, vector)
             assert found is not None  # checked by stride_of before vector code is chosen
             stride = found
-        return add(place.base, lower(offset, Scope(self.values, self.load))), stride
+        return add(place.base, lower(offset, self.of_places())), stride
 
     def stride_of(self, buffer: Buffer, indices: Sequence[Expr], vector: Var) -> int | None:
         """Return the distance between lanes if ``vector`` runs over lanes; None: not constant."""

@@ -43,7 +43,7 @@ def emit_atomic(accessor: Accessor, stmt: Atomic, target: Target) -> None:
     if stmt.prev is not None and cond is not None:
         _keep(accessor, stmt.prev, zero(dtype), dtype)
     with nullcontext() if cond is None else builder.when(cond):
-        value = builder.bind(accessor.scalar(cast(stmt.value, dtype)))
+        value = builder.bind(accessor.value(cast(stmt.value, dtype)))
         offset, _ = accessor.offset(place, at)
         pointer = tir.address_of(tir.BufferLoad(place.memory, [offset]))
         old = builder.bind(_update(accessor, stmt.op, dtype, pointer, value))

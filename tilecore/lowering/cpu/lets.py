@@ -1,4 +1,4 @@
-"""Let bindings in the body of a parallel nest that is to run in vectors.
+"""Let bindings: in the body of a parallel nest that is to run in vectors, and of places.
 
 What indices are made of, and conditions, are put in the place of their names: accesses are judged
 by their indices, and LLVM cannot bind a vector of truth values. The rest is bound, lane by lane.
@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tilecore.ir.bounds import variables
-from tilecore.ir.expr import Expr, Load, Var
-from tilecore.ir.nodes import Let, Parallel, Seq, Stmt, Store
+from tilecore.ir.expr import COMPARISONS, LOGICAL, Binary, Cast, Expr, Load, Unary, Var
+from tilecore.ir.nodes import Atomic, Let, Parallel, Seq, Stmt, Store
 from tilecore.ir.substitute import substitute_stmt
-from tilecore.ir.visitor import expressions, has_loads, walk_expr
+from tilecore.ir.visitor import expressions, has_loads, walk, walk_expr
 
 
 def inlined(nest: Parallel) -> Parallel:
@@ -65,3 +65,36 @@ def _needed(stmts: tuple[Stmt, ...]) -> set[Var]:
             found.add(var)
             waiting.append(var)
     return found
+
+
+LINEAR = ("add", "sub", "mul", "min", "max", *COMPARISONS, *LOGICAL)
+
+
+def lets_of_places(body: Stmt) -> set[Var]:
+    """Return the variables, let-bound ones too, that indices, counts and conditions are sums of."""
+    lets = {s.var: s.value for s in walk(body) if isinstance(s, Let)}
+    found: set[Var] = set()
+    waiting = [e for s in walk(body) for e in _of_places(s)]
+    while waiting:
+        match waiting.pop():
+            case Binary(op=op, a=a, b=b) if op in LINEAR:
+                waiting += [a, b]
+            case Unary(a=a) | Cast(a=a):
+                waiting.append(a)
+            case Var() as var if var not in found:
+                found.add(var)
+                waiting += [lets[var]] if var in lets else []
+            case _:
+                pass
+    return found
+
+
+def _of_places(stmt: Stmt) -> list[Expr]:
+    """Return the expressions of a statement that no value of an element is computed by."""
+    match stmt:
+        case Let():
+            return indices_of(stmt)
+        case Store() | Atomic():
+            return [*indices_of(stmt), *stmt.indices]
+        case _:
+            return [*indices_of(stmt), *expressions(stmt)]

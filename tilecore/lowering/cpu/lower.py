@@ -59,6 +59,7 @@ from tilecore.lowering.cpu.fused import FusedLowering
 from tilecore.lowering.cpu.gemm import GemmLowering
 from tilecore.lowering.cpu.group_nest import GroupNestLowering, fills_groups
 from tilecore.lowering.cpu.groups import packer_for
+from tilecore.lowering.cpu.lets import lets_of_places
 from tilecore.lowering.cpu.nest import NestLowering
 from tilecore.lowering.cpu.output import Assertions, emit_assert, emit_print
 from tilecore.lowering.cpu.params import kept_memory, lower_params
@@ -84,6 +85,7 @@ def lower_function(func: PrimFunc, plan: CpuPlan, target: Target) -> Any:
     builder = TirBuilder()
     _define_functions(builder, func, target)
     accessor = Accessor(builder, target)
+    accessor.of_index = lets_of_places(func.body)
     params = lower_params(accessor, func)
     kept = {t.buffer: kept_memory(t, i) for i, t in enumerate(plan.kept)}
     is_packing = tir.Var("is_packing", "int32")
@@ -322,7 +324,7 @@ class _LaunchLowering:
             case Jump(word=word):
                 self.builder.jump(word)
             case Store(buffer=buffer, indices=indices, value=value):
-                lowered = self.accessor.scalar(value)
+                lowered = self.accessor.value(value)
                 self.accessor.store(buffer, indices, lowered, value.dtype, self.accessor.scope())
             case Let():
                 bind_let(self.accessor, stmt)

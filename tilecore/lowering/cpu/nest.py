@@ -171,7 +171,9 @@ class NestLowering:
     def _bind(self, stmt: Let, scope: Scope) -> Scope:
         """Bind a name, in all lanes where they differ, and return the scope that knows it."""
         is_vector = scope.is_vector(stmt.value)
-        self.accessor.values[stmt.var] = self.builder.bind(lower(stmt.value, scope))
+        accessor = self.accessor
+        names = accessor.of_places(scope) if stmt.var in accessor.of_index else scope
+        accessor.values[stmt.var] = self.builder.bind(lower(stmt.value, names))
         return replace(scope, vector_lets=scope.vector_lets | {stmt.var}) if is_vector else scope
 
 

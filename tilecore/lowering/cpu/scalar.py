@@ -31,11 +31,19 @@ from tilecore.ir.expr import (
     Select,
     Unary,
     Var,
+    binary,
+    cast,
+    const,
+    holds,
+    int_value,
+    select,
+    unary,
 )
 from tilecore.lowering import rounding
 from tilecore.lowering.cpu import float8, vector_math
 from tilecore.lowering.cpu.division import divide
 from tilecore.lowering.cpu.tir import broadcast, index, ramp, vector_type
+from tilecore.lowering.cpu.wrapping import FLAGGED, PLAIN
 
 SUPPORTED = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
@@ -147,10 +155,21 @@ def convert(value: Any, source: str, target: str, lanes: int) -> Any:
         return _nibble(value, target, lanes) if is_wrapped else value
     if target == "bool":
         return differs(value, zero(source, lanes), source)
+    if _may_turn(source, target):
+        bits = tir.Cast(vector_type(f"u{target}", lanes), value)
+        return tir.reinterpret(vector_type(target, lanes), bits)
     converted = tir.Cast(vector_type(value_type(target), lanes), value)
     if target in NIBBLES:
         return _nibble(converted, target, lanes)
     return convert(converted, "float32", target, lanes) if target in PACKED else converted
+
+
+def _may_turn(source: str, target: str) -> bool:
+    """Return whether a conversion of integers may change signs, which TVM does not know."""
+    a, b = DType(value_type(source)), DType(target)
+    if not (a.is_integer and b.is_integer and b.is_signed) or target in NIBBLES:
+        return False
+    return a.bits >= b.bits if not a.is_signed else b.bits < min(a.bits, 32)
 
 
 def kept(value: Any, source: str, dtype: str, stored: str, lanes: int) -> Any:
@@ -187,6 +206,8 @@ def constant_of(value: float | bool, dtype: str, lanes: int = 1) -> Any:
 
 
 LoadFn = Callable[[Load, "Scope"], Any]
+IntegerFn = Callable[[str, Expr, Any, Any, int], Any]
+ResidueFn = Callable[[Expr, Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +217,10 @@ class Scope:
     Attributes:
         values: TIR value of each Var (the first lane's value for the vector variable).
         load: lowers an element access.
+        integers: gives the sum, difference or product of two integers of FLAGGED types, in lanes:
+            the operation, the expression that it is the value of, and both sides.
+        residue: gives, of the value of a remainder, a bit mask or a conversion to a narrow integer,
+            what an index is made of.
         vector: the vector variable, or None for scalar code.
         lanes: how many values it stands for.
         lets: let-bound variables that are vectors here.
@@ -203,6 +228,8 @@ class Scope:
 
     values: dict[Var, Any]
     load: LoadFn
+    integers: IntegerFn
+    residue: ResidueFn | None = None
     vector: Var | None = None
     lanes: int = 1
     vector_lets: frozenset[Var] = frozenset()
@@ -239,11 +266,13 @@ def lower(expr: Expr, scope: Scope) -> Any:
                 return ramp(value, scope.lanes)
             return index(value)
         case Cast(a=a, dtype=dtype):
-            return convert(lower(a, scope), a.dtype, dtype, _lanes(a, scope))
+            value = convert(lower(a, scope), a.dtype, dtype, _lanes(a, scope))
+            return value if scope.residue is None else scope.residue(expr, value)
         case Unary():
             return _unary(expr, scope)
         case Binary():
-            return _binary(expr, scope)
+            value = _binary(expr, scope)
+            return value if scope.residue is None else scope.residue(expr, value)
         case Select(cond=cond, a=a, b=b):
             lanes = _lanes(expr, scope)
             parts = [widen(lower(e, scope), e, scope, lanes) for e in (cond, a, b)]
@@ -268,6 +297,8 @@ def _lanes(expr: Expr, scope: Scope) -> int:
 def _unary(expr: Unary, scope: Scope) -> Any:
     value, lanes = lower(expr.a, scope), _lanes(expr, scope)
     if expr.op == "neg":
+        if expr.dtype in FLAGGED:
+            return scope.integers("sub", expr, zero(expr.dtype, lanes), value, lanes)
         return (
             zero(expr.dtype, lanes) - value
             if not expr.dtype.is_float
@@ -285,10 +316,27 @@ _TIR_BINARY: dict[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
+def _by_negative(expr: Binary, divisor: int) -> Expr:
+    """Return a quotient or remainder by a negative number from those by its magnitude.
+
+    TVM would name what it divides by; under conditions that never hold it names that twice.
+    """
+    quotient, rest = (binary(op, expr.a, const(-divisor, expr.dtype)) for op in ("floordiv", "mod"))
+    is_rest = binary("ne", rest, 0)
+    if expr.op == "mod":
+        return select(is_rest, binary("add", rest, expr.b), rest)
+    return binary("sub", unary("neg", quotient), cast(is_rest, expr.dtype))
+
+
 def _binary(expr: Binary, scope: Scope) -> Any:
+    divisor = int_value(expr.b) if expr.op in ("floordiv", "mod") else None
+    if divisor is not None and divisor < 0 and holds(expr.dtype, -divisor):
+        return lower(cast(_by_negative(expr, divisor), expr.dtype), scope)
     lanes = _lanes(expr, scope)
     a, b = (widen(lower(e, scope), e, scope, lanes) for e in (expr.a, expr.b))
     is_float = expr.a.dtype.is_float
+    if expr.op in PLAIN and expr.dtype in FLAGGED:
+        return scope.integers(expr.op, expr, a, b, lanes)
     if expr.op == "div":
         is_shared = lanes > 1 and not scope.is_vector(expr.b)
         is_ours = is_shared and value_type(expr.dtype) == "float32"
@@ -322,6 +370,10 @@ def _call(expr: Call, scope: Scope) -> Any:
     args = [widen(lower(a, scope), a, scope, lanes) for a in expr.args]
     if expr.name == "reinterpret":
         return _reinterpret(args[0], expr.args[0].dtype, expr.dtype, lanes)
+    if expr.name == "abs" and expr.dtype in FLAGGED:
+        (value,) = args  # the least one is its own magnitude
+        negative = scope.integers("sub", expr, zero(expr.dtype, lanes), value, lanes)
+        return tir.Max(value, negative)
     if expr.name in ROUNDED:
         name = rounding.function_name(expr.name, kind, lanes)
         return tir.call_pure_extern(vector_type(kind, lanes), name, *args)

@@ -34,6 +34,13 @@ FROZEN = """define linkonce_odr hidden {kind} @{name}({kind} %x) alwaysinline {{
   %y = freeze {kind} %x
   ret {kind} %y
 }}"""
+# Memory that LLVM takes for any number.
+ZERO = "@tilecore_zero = linkonce_odr hidden global i64 0\n"
+HIDDEN = """define linkonce_odr hidden {kind} @{name}({kind} %x) alwaysinline {{
+  %zero = load {kind}, ptr @tilecore_zero, !invariant.load !{{}}
+  %y = or {kind} %x, %zero
+  ret {kind} %y
+}}"""
 ON_STACK = {"disable_lower_builtin": tir.IntImm("bool", 1)}  # TVM leaves the buffer to LLVM
 
 
@@ -47,6 +54,7 @@ class TirBuilder:
         self._stack_bytes = 0
         self._llvm: dict[str, str] = {}
         self._is_asserting = False
+        self._cuts: list[bool] = []  # of conditions: whether one stores integers that are cut off
 
     # --- statements ---------------------------------------------------------------------------
 
@@ -96,7 +104,9 @@ class TirBuilder:
     def when(self, cond: Any) -> Iterator[None]:
         """Open ``if cond``."""
         self._scopes.append([])
+        self._cuts.append(False)
         yield
+        cond = self._uncertain(cond) if self._cuts.pop() else cond
         self.emit(tir.IfThenElse(cond, self._close(), None))
 
     @contextlib.contextmanager
@@ -104,8 +114,10 @@ class TirBuilder:
         """Open the ``else`` of the ``when`` that was closed last."""
         last = self._scopes[-1].pop()
         self._scopes.append([])
+        self._cuts.append(False)
         yield
-        self.emit(tir.IfThenElse(last.condition, last.then_case, self._close()))
+        cond = self._uncertain(last.condition) if self._cuts.pop() else last.condition
+        self.emit(tir.IfThenElse(cond, last.then_case, self._close()))
 
     @contextlib.contextmanager
     def loop_while(self, cond: Any) -> Iterator[None]:
@@ -179,6 +191,8 @@ class TirBuilder:
         place = ramp(offset, lanes, stride)
         if lanes > 1 and stride == 1 and isinstance(value, tir.Select):
             value = self._blended(buffer, place, value)
+        if lanes == 1 and self._cuts and _may_be_cut(value, str(buffer.dtype)):
+            self._cuts = [True] * len(self._cuts)
         self.emit(tir.BufferStore(buffer, value, [place]))
 
     def _blended(self, buffer: Any, place: Any, choice: Any) -> Any:
@@ -192,6 +206,25 @@ class TirBuilder:
 
         arms = [held(arm) for arm in (choice.true_value, choice.false_value)]
         return tir.Select(choice.condition, *arms)
+
+    def hidden(self, value: Any, dtype: str) -> Any:
+        """Return an integer of which LLVM does not see how it came about.
+
+        LLVM 22 makes vectors of a loop whose index grows by 1 but for where it begins anew, under a
+        condition to be tested when the loop runs. That the narrow index does not wrap around it
+        takes for implied where a wider one does not (``SCEVWrapPredicate::implies``), and reads on.
+        Where a vector of integers is cut off and is known to be stored in one lane, it stores the
+        wider element: conditions of such stores depend on one that holds.
+        """
+        element = LLVM_TYPES[dtype]
+        name = f"tilecore_hidden_{element}"
+        self.define_llvm("tilecore_zero", ZERO)
+        self.define_llvm(name, HIDDEN.format(kind=element, name=name))
+        return tir.call_pure_extern(dtype, name, value)
+
+    def _uncertain(self, cond: Any) -> Any:
+        """Return a condition that LLVM does not know of single iterations."""
+        return tir.And(cond, tir.EQ(self.hidden(index(0), "int32"), index(0)))
 
     def frozen(self, value: Any, lanes: int) -> Any:
         """Bind a value; if it is loaded, LLVM does not see that it is.
@@ -356,6 +389,16 @@ def remainder(a: Any, b: Any) -> Any:
     if isinstance(a, int) and isinstance(b, int):
         return a % b
     return 0 if isinstance(b, int) and b == 1 else tir.truncmod(index(a), index(b))
+
+
+def _may_be_cut(value: Any, dtype: str) -> bool:
+    """Return whether an integer may be what is left of a wider one, also of a float converted."""
+    if isinstance(value, (TensorLoad, tir.IntImm)) or "int" not in dtype:
+        return False
+    bits = DType(dtype).bits
+    if bits == 32 and isinstance(value, tir.Cast):
+        return str(value.value.ty) in ("int64", "uint64")
+    return bits < 32 or (bits == 32 and not isinstance(value, tir.Add | tir.Sub | tir.Mul))
 
 
 def target_of(mcpu: str, attributes: Sequence[str] = (), opt_level: int = 2) -> Any:

@@ -36,5 +36,7 @@ def declare(accessor: Accessor, buffer: Buffer) -> None:
 
 def bind_let(accessor: Accessor, stmt: Let) -> None:
     """Compute the value of a let binding once."""
-    accessor.values[stmt.var] = accessor.builder.bind(accessor.scalar(stmt.value))
+    is_place = stmt.var in accessor.of_index
+    value = accessor.scalar(stmt.value) if is_place else accessor.value(stmt.value)
+    accessor.values[stmt.var] = accessor.builder.bind(value)
     accessor.lets[stmt.var] = stmt.value
