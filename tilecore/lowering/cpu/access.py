@@ -268,24 +268,39 @@ class Accessor:
         return convert(found, "float32", "float16", scope.lanes) if is_half else found
 
     def offset(
-        self, place: Place, indices: Sequence[Expr], vector: Var | None = None
+        self,
+        place: Place,
+        indices: Sequence[Expr],
+        vector: Var | None = None,
+        *,
+        of_vector: bool = False,
     ) -> tuple[Any, int]:
-        """Return (TIR offset of the first lane, elements between lanes)."""
+        """Return (TIR offset of the first lane, elements between lanes).
+
+        Args:
+            place: what is accessed.
+            indices: of the element, or of the first lane's.
+            vector: what runs over lanes.
+            of_vector: whether a vector lies there whose lanes are next to each other.
+        """
         if place.is_own:
             return 0, 1
+        scope = self.of_places()
+        if of_vector or vector is not None:  # LLVM makes no vectors of a loop that has some
+            scope = replace(scope, residue=None)
         storage = place.storage
         if isinstance(storage, TensorStorage):
             offset = storage.offset(indices)
             lanes_apart = storage.lane_distance(indices, vector) if vector is not None else 1
             assert lanes_apart is not None  # checked by stride_of before vector code is chosen
-            return add(place.base, lower(offset, self.of_places())), lanes_apart
+            return add(place.base, lower(offset, scope)), lanes_apart
         offset = storage.offset([cast(index, "int32") for index in indices])
         stride = 1
         if vector is not None and storage.kind == "rows":
             found = step_of(offset, vector)
             assert found is not None  # checked by stride_of before vector code is chosen
             stride = found
-        return add(place.base, lower(offset, self.of_places())), stride
+        return add(place.base, lower(offset, scope)), stride
 
     def stride_of(self, buffer: Buffer, indices: Sequence[Expr], vector: Var) -> int | None:
         """Return the distance between lanes if ``vector`` runs over lanes; None: not constant."""

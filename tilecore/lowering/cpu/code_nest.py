@@ -69,7 +69,7 @@ class CodeNestLowering(NestLowering):
             value = self.builder.call_llvm(
                 vector_type("float32", LANES), name, _text(name, shift), self.table, words
             )
-            offset, _ = accessor.offset(place, store.indices)
+            offset, _ = accessor.offset(place, store.indices, of_vector=True)
             store_values(self.builder, place, value, offset, LANES)
 
 

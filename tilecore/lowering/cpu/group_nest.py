@@ -89,7 +89,7 @@ class GroupNestLowering(NestLowering):
         else:
             words = self._words([self._row(nest, scope, half) for half in range(GROUP)])
         self.accessor.values[self.row] = self.first
-        offset, _ = self.accessor.offset(place, place.indices(store.indices))
+        offset, _ = self.accessor.offset(place, place.indices(store.indices), of_vector=True)
         value = tir.reinterpret(vector_type("uint16", LANES * GROUP), words)
         self.builder.store(place.memory, value, offset, LANES * GROUP)
 
@@ -122,7 +122,7 @@ class GroupNestLowering(NestLowering):
         """Return the table twice, as the permutation wants it."""
         place = self.accessor.places[lookup.table.buffer]
         zeros = [const(0)] * len(lookup.table.indices)
-        offset, _ = self.accessor.offset(place, place.indices(tuple(zeros)))
+        offset, _ = self.accessor.offset(place, place.indices(tuple(zeros)), of_vector=True)
         once = self.builder.bind(self.builder.load(place.memory, offset, TABLE))
         order = [tir.IntImm("int32", i % TABLE) for i in range(2 * TABLE)]
         return self.builder.bind(tir.Shuffle([once, once], order))
