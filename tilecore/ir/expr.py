@@ -418,7 +418,9 @@ def _fold_binary(op: str, a: Expr, b: Expr, result: DType) -> Expr:
     if integral and op in _FOLD:
         assert isinstance(a, Const)
         assert isinstance(b, Const)
-        return const(_FOLD[op](a.value, b.value), result)
+        value = _FOLD[op](a.value, b.value)
+        if op != "shl" or holds(result, value):  # see ``cast``
+            return _wrapped(value, result)
     if not a.dtype.is_float:
         zero_b, one_b = int_value(b) == 0, int_value(b) == 1
         zero_a, one_a = int_value(a) == 0, int_value(a) == 1
@@ -438,6 +440,14 @@ def _fold_binary(op: str, a: Expr, b: Expr, result: DType) -> Expr:
     return Binary(op, a, b, result)
 
 
+def _wrapped(value: float | bool, kind: DType) -> Const:
+    """Return what an operation on literals gives: of small and unsigned integers what they hold."""
+    if kind in _WHOLE or kind == "bool" or kind.is_float or holds(kind, int(value)):
+        return const(value, kind)
+    low, high = kind.ends
+    return const((int(value) - low) % (high - low + 1) + low, kind)
+
+
 def unary(op: str, value: ExprLike) -> Expr:
     """Return ``op value``, folded where known."""
     a = _computed(as_expr(value))
@@ -445,11 +455,11 @@ def unary(op: str, value: ExprLike) -> Expr:
         a = as_bool(a)
         return const(not a.value, "bool") if isinstance(a, Const) else Unary("not", a, a.dtype)
     if isinstance(a, Const) and op == "neg" and a.dtype != "bool":
-        return const(-a.value, a.dtype)
+        return _wrapped(-a.value, a.dtype)
     if op == "bitnot" and a.dtype.is_float:
         raise TypeMismatch(expected="an integer for `~`", found=a.dtype)
     if op == "bitnot" and isinstance(a, Const):
-        return const(~int(a.value), a.dtype)
+        return _wrapped(~int(a.value), a.dtype)
     return Unary(op, a, a.dtype)
 
 
