@@ -365,3 +365,20 @@ def test_folds_of_four_bits(store, op):
     b = run_both(main, a, random_bytes(3), store=store)[1]
     want = getattr(unpack(a, "int4"), op)(1)
     np.testing.assert_array_equal(unpack(b, "int4"), want)
+
+
+@pytest.mark.parametrize(("source", "target"), [("int4", "uint4"), ("uint4", "int4")])
+def test_a_copy_between_signed_and_unsigned_keeps_the_bits(store, source, target):
+    """The oracle ended in a TypeError of NumPy."""
+
+    @T.prim_func
+    def main(A: T.Tensor((64,), source), B: T.Tensor((64,), target)):
+        with T.Kernel(1):
+            a = T.alloc_shared((64,), source)
+            b = T.alloc_shared((64,), target)
+            T.copy(A, a)
+            T.copy(a, b)
+            T.copy(b, B)
+
+    a, b = run_both(main, random_bytes(32), random_bytes(32, seed=1), store=store)
+    np.testing.assert_array_equal(a, b)

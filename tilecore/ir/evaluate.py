@@ -33,6 +33,7 @@ Value = Any  # a NumPy scalar or array of the dtype of the expression
 Mask = Any  # True, or a bool array
 LoadHook = Callable[[Load, tuple[Value, ...], Mask], Value]
 
+NIBBLES = ("int4", "uint4")
 E4M3FN_MAX, E8M0_MIN = 448.0, 2.0**-127
 # Arithmetic of NumPy's own gives NaN where these go beyond what they hold.
 LIMITED = frozenset({"float8_e4m3fn", "float8_e8m0fnu"})
@@ -166,6 +167,8 @@ def convert(value: Value, dtype: np.dtype[Any]) -> Value:
     if dtype.name == "float8_e8m0fnu":
         value = np.maximum(np.abs(np.asarray(value).astype(np.float64)), E8M0_MIN)
     with np.errstate(invalid="ignore", over="ignore"):
+        if dtype.name in NIBBLES and np.asarray(value).dtype.name in NIBBLES:
+            value = np.asarray(value).astype(np.int8)  # NumPy knows no conversion between the two
         return np.asarray(value).astype(dtype)[()]
 
 

@@ -430,7 +430,9 @@ def _fold_binary(op: str, a: Expr, b: Expr, result: DType) -> Expr:
     if integral and op in _FOLD:
         assert isinstance(a, Const)
         assert isinstance(b, Const)
-        return _within(_FOLD[op](a.value, b.value), result)
+        value = _FOLD[op](a.value, b.value)
+        if op != "shl" or result.bits >= LITERAL_BITS or holds(result, value):  # see ``cast``
+            return _within(value, result)
     if not a.dtype.is_float:
         zero_b, one_b = int_value(b) == 0, int_value(b) == 1
         zero_a, one_a = int_value(a) == 0, int_value(a) == 1

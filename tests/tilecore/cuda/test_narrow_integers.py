@@ -1,4 +1,8 @@
-"""Integers of 8 and 16 bits hold what their type holds, also within an expression."""
+"""Integers hold what their type holds, also within an expression, where TVM takes them for numbers.
+
+Its analysis of values knows no type: what an operation on unsigned integers gives, or a conversion
+between types, is hidden from it (``tilecore.lowering.cuda.integers``).
+"""
 
 import numpy as np
 import pytest
@@ -57,3 +61,78 @@ def test_results_are_those_of_the_type_before_they_are_widened(dtype, target):
     run_emulated(func, target, [a, b, *found])
     for got, want in zip(found, wanted, strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+CONVERTED = {
+    "an index less a literal": lambda x, i, kind: T.cast(i - 40, kind),
+    "an index beyond the type": lambda x, i, kind: T.cast(i * 1000, kind),
+    "a literal": lambda x, i, kind: T.cast(-3, kind),
+    "a difference": lambda x, i, kind: T.cast(i, kind) - T.cast(5, kind),
+    "a difference of literals": lambda x, i, kind: T.cast(2, kind) - T.cast(5, kind),
+    "bounds of a clamp": lambda x, i, kind: T.cast(T.max(T.min(T.cast(x, "int32"), 7), -8), kind),
+    "the least less a literal": lambda x, i, kind: T.min(T.cast(i, kind), 3) - T.cast(5, kind),
+    "a sum compared": lambda x, i, kind: T.cast(
+        T.cast(x, kind) + T.cast(5, kind) > T.cast(x, kind), kind
+    ),
+    "a product divided": lambda x, i, kind: T.cast(x, kind) * T.cast(6, kind) // T.cast(3, kind),
+    "wider, divided": lambda x, i, kind: T.cast(T.cast(T.cast(x, kind), "int64") // 128, kind),
+    "a sign": lambda x, i, kind: T.cast(T.cast(x, kind) < T.cast(0, kind), kind),
+}
+
+
+OVERFLOWING = ("a sum compared", "a product divided")  # of 32 bits with a sign: not defined
+
+
+@pytest.mark.few(2)
+@pytest.mark.covering
+@pytest.mark.parametrize("target", ["sm_80", "gfx942"])
+@pytest.mark.parametrize("kind", ["uint8", "int8", "uint16", "uint32", "int32", "uint64"])
+@pytest.mark.parametrize("source", ["int8", "uint8", "int32", "uint32", "uint64"])
+def test_conversions_keep_the_low_bits(source, kind, target):
+    """Found by random programs: conversions of 200 to int8 were positive, of -1 ended in TC305."""
+    count, limits = 64, np.iinfo(source)
+    left_out = OVERFLOWING if kind == "int32" else ()
+    makers = [make for name, make in CONVERTED.items() if name not in left_out]
+
+    @T.prim_func
+    def main(
+        X: T.Tensor((count,), source), Y: T.Tensor((len(makers), count), kind),
+        Z: T.Tensor((2, count), "int64"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=32):
+            for number, make in enumerate(makers):
+                for i in T.Parallel(count):
+                    Y[number, i] = make(X[i], i, kind)
+            for i in T.Parallel(count):
+                Z[0, i] = T.cast(T.cast(X[i], kind), "int64")
+                Z[1, i] = T.if_then_else(T.cast(X[i], kind) > T.cast(100, kind), 1, 0)
+
+    x = np.random.default_rng(2).integers(limits.min, limits.max, count, source, endpoint=True)
+    x[:3] = limits.min, limits.max, 1
+    wanted, found = (
+        [np.zeros((len(makers), count), kind), np.zeros((2, count), np.int64)] for _ in range(2)
+    )
+    run(main, x, *wanted)
+    run_emulated(main, target, [x, *found])
+    for got, want in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("value", [70000.0, -1e30, 65519.0])
+def test_literals_beyond_float16(value):
+    """A mask of -1e30 in float16 ended in an error of TVM."""
+
+    @T.prim_func
+    def main(Y: T.Tensor((2, 64), "float16")):
+        with T.Kernel(1, threads=32):
+            tile = T.alloc_fragment((64,), "float16")
+            T.fill(tile, value)
+            T.copy(tile, Y[0, :])
+            for i in T.Parallel(64):
+                Y[1, i] = T.cast(i * 2000, "float16")
+
+    y = np.zeros((2, 64), np.float16)
+    run_emulated(main, "sm_80", [y])
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(y[0], np.full(64, value, np.float16))
+        np.testing.assert_array_equal(y[1], (np.arange(64) * 2000).astype(np.float16))

@@ -548,3 +548,34 @@ def test_of_warpgroups_that_hold_the_same_sums_one_stores_them():
     run_emulated(main, "b200", [a, b, c], ALL_SCHEDULES)
     product = a.astype(np.float32) @ b.astype(np.float32)
     np.testing.assert_array_equal(c, np.stack([1 + product, 1 + 2 * product]))
+
+
+@pytest.mark.parametrize("sums", ["fragment", "tmem"])
+def test_what_a_view_shows_in_another_shape_is_no_operand_in_tensor_cores_layout(sums):
+    """Found by a random program: it ended in an error of TVM. Such a tile lies row by row."""
+    rows, depth, columns = 128, 64, 64
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((rows * depth,), "float16"), B: T.Tensor((depth, columns), "float16"),
+        C: T.Tensor((rows, columns), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=128):
+            A_s = T.alloc_shared((rows, depth), "float16")
+            flat = T.reshape(A_s, (rows * depth,))
+            B_s = T.alloc_shared((depth, columns), "float16")
+            own = T.alloc_tmem if sums == "tmem" else T.alloc_fragment
+            total = own((rows, columns), "float32")
+            result = T.alloc_fragment((rows, columns), "float32")
+            T.copy(A, flat)
+            T.copy(B, B_s)
+            T.gemm(A_s, B_s, total, clear_accum=True)
+            T.copy(total, result)
+            T.copy(result, C)
+
+    rng = np.random.default_rng(10)
+    a, b = (rng.integers(-3, 4, s).astype(np.float16) for s in ((rows, depth), (depth, columns)))
+    c = np.zeros((rows, columns), np.float32)
+    plan = run_emulated(main, "b200", [a.reshape(-1), b, c], ALL_SCHEDULES)
+    np.testing.assert_array_equal(c, a.astype(np.float32) @ b.astype(np.float32))
+    assert "seen in another shape through a view" in plan.explain()

@@ -23,6 +23,7 @@ from tilecore.inference.gpu.tensor_products import (
     is_folded,
     misfit,
     spread_rows,
+    viewed_operand,
 )
 from tilecore.ir import nodes
 from tilecore.ir.analysis import covers_whole, reads, writes
@@ -143,6 +144,8 @@ def _why_not(
                 return "a view shows it in another shape"
         elif tile in (*reads(stmt), *writes(stmt)):
             reason = _use_misfit(stmt, tile, teams.team(stmt), options, target)
+            if not reason and isinstance(stmt, Gemm):
+                reason = viewed_operand(stmt, launch)
             if not reason and _is_folded(tile, launch):
                 reason = _folded_misfit(stmt, tile)
             if reason:

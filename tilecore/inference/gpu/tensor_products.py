@@ -105,6 +105,15 @@ def _is_whole_matrix(region: Region, shape: tuple[int, ...]) -> bool:
     return all(int_value(o) == 0 and int_value(e) == s for o, e, s in pairs)
 
 
+def viewed_operand(gemm: Gemm, launch: KernelLaunch) -> str:
+    """Return that a view shows an operand in another shape, row by row as it then lies, or ""."""
+    viewed = {s.buffer.base for s in walk(launch.body) if isinstance(s, nodes.Alloc)}
+    for region, name in ((gemm.a, "A"), (gemm.b, "B")):
+        if region.buffer in viewed:
+            return f"{name} is seen in another shape through a view"
+    return ""
+
+
 def refusal(gemm: Gemm, launch: KernelLaunch, options: GpuOptions, target: GpuTarget) -> str:
     """Return why a product whose sums are a fragment is not summed up in tensor memory, or "".
 
@@ -116,7 +125,7 @@ def refusal(gemm: Gemm, launch: KernelLaunch, options: GpuOptions, target: GpuTa
     threads = math.prod(int_value(t) or 0 for t in launch.threads)
     if threads % WARPGROUP:
         return f"{threads} threads are no whole warpgroups"
-    own = misfit(gemm, options, target)
+    own = misfit(gemm, options, target) or viewed_operand(gemm, launch)
     if own:
         return own
     if gemm.c.buffer.scope != "fragment" or not covers_whole(gemm.c):
@@ -136,7 +145,7 @@ def refusal(gemm: Gemm, launch: KernelLaunch, options: GpuOptions, target: GpuTa
     if sum(sizes.values()) > COLUMNS:
         return f"all sums need {sum(sizes.values())} columns of tensor memory, of {COLUMNS}"
     for other in gemms:
-        why = misfit(other, options, target)
+        why = misfit(other, options, target) or viewed_operand(other, launch)
         if why:
             return f"the product of line {other.span.line} uses other instructions: {why}"
     return ""

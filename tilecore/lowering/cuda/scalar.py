@@ -23,6 +23,7 @@ from tilecore.lowering.cpu import float8
 from tilecore.lowering.cpu.tir import index
 from tilecore.lowering.cuda.instructions.base import C_TYPES, Instruction
 from tilecore.lowering.cuda.instructions.math import rounded
+from tilecore.lowering.cuda.integers import converted, hidden, literal, wrapped
 from tilecore.lowering.cuda.narrow import narrow, widen
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 BITS = {"bfloat16": "uint16", **dict.fromkeys(float8.NAMES, "uint8")}
 NIBBLES = {"int4": "int8", "uint4": "uint8"}  # computed in 8 bits, each in a byte but in tensors
+LARGEST = {t: float(np.finfo(t).max) for t in ("float16", "float32")}  # of TVM's literals
 COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 WRAPPING = ("add", "sub", "mul", "shl")  # results may need more bits than integers have
 FUNCTIONS = {
@@ -67,7 +69,7 @@ def from_memory(value: Any, dtype: str) -> Any:
 def to_memory(value: Any, dtype: str) -> Any:
     """Return a computed value as it is stored; floats round to nearest even."""
     if dtype in NIBBLES:
-        return tir.bitwise_and(tir.Cast("uint8", value), tir.IntImm("uint8", 15))
+        return tir.bitwise_and(convert(value, NIBBLES[dtype], "uint8"), tir.IntImm("uint8", 15))
     if dtype not in BITS:
         return value
     rounded_already = _bits_of(value, dtype)
@@ -112,7 +114,13 @@ def convert(value: Any, source: str, target: str) -> Any:
         return value
     if target == "bool":
         return differs(value, constant(0, source), source)
-    return tir.Cast(value_type(target), value)
+    kind = value_type(target)
+    given = value_type(source)
+    if given != "bool" and DType(given).is_integer and DType(kind).is_integer:
+        return converted(value, given, kind)
+    if kind == "float16" and DType(given).is_integer and DType(given).ends[1] > LARGEST[kind]:
+        value = hidden(value, given)  # TVM stops where it finds that it may be too large
+    return tir.Cast(kind, value)
 
 
 def differs(a: Any, b: Any, dtype: str) -> Any:
@@ -143,10 +151,15 @@ def _comparison(op: str, kind: str) -> Instruction:
 def constant(value: float | bool, dtype: str) -> Any:
     """Return a literal, as it is computed with."""
     kind = value_type(dtype)
-    if not DType(dtype).is_float:
+    if kind == "bool":
         return tir.IntImm(kind, int(value))
+    if not DType(dtype).is_float:
+        return literal(int(value), kind)
     if kind == "float64" and math.isfinite(value) and float(f"{value:.15f}") != value:
         return _precise(float(value))
+    if abs(value) > LARGEST.get(kind, math.inf):
+        with np.errstate(over="ignore"):
+            value = float(np.dtype(kind).type(value))
     if math.isfinite(value):
         return tir.FloatImm(kind, float(value))
     return _of_bits(kind, _special_bits(value))
@@ -221,7 +234,7 @@ def _unary(expr: Unary, value: Any) -> Any:
         return operate("sub", constant(0, expr.dtype), value, expr.dtype)
     if expr.op == "not":
         return tir.Not(value)
-    return _wrapped(tir.bitwise_not, (value,), value_type(expr.dtype))
+    return wrapped(tir.bitwise_not, (value,), value_type(expr.dtype))
 
 
 _OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
@@ -245,7 +258,7 @@ def operate(op: str, a: Any, b: Any, dtype: str) -> Any:
             return tir.truncdiv(a, b) if op == "div" else tir.pow(a, b)
         integral = {"floordiv": tir.FloorDiv, "mod": tir.FloorMod}
         if op in WRAPPING:
-            return _wrapped(_OPERATORS[op], (a, b), value_type(dtype))
+            return wrapped(_OPERATORS[op], (a, b), value_type(dtype))
         return integral[op](a, b) if op in integral else _OPERATORS[op](a, b)
     kind = value_type(dtype)
     a, b = _kept_zero(a, kind), _kept_zero(b, kind)
@@ -266,18 +279,6 @@ def operate(op: str, a: Any, b: Any, dtype: str) -> Any:
             return _compared(op, a, b, kind)
         case _:
             return _OPERATORS[op](a, b)
-
-
-def _wrapped(operator: Callable[..., Any], args: tuple[Any, ...], dtype: str) -> Any:
-    """Return the result of an operation on integers, as many bits of it as the type has.
-
-    C computes with integers of less than 32 bits as with such of 32, and keeps what is beyond.
-    """
-    kind = DType(dtype)
-    if dtype == "bool" or kind.bits >= 32:
-        return operator(*args)
-    wide = "int32" if kind.is_signed else "uint32"
-    return tir.Cast(dtype, operator(*(tir.Cast(wide, a) for a in args)))
 
 
 def _call(expr: Call, args: list[Any]) -> Any:
