@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from recommender.conditions import Condition
 from recommender.errors import InvalidExternalSpace
-from recommender.knob_shapes import shapes
+from recommender.knob_shapes import places, shapes
 from recommender.search import Landscape
 from tilecore.lazy import cached_property
 from tilecore.tile_config import digest
@@ -139,7 +139,9 @@ class ExternalSpace:
             known[known] = self._codes[at[known]] == np.array(near)[known]
             return [int(r) for r in at[known]]
 
-        return Landscape(np.ones(len(self)), shapes(self.features()), neighbours)
+        values = self.features()
+        nothing = np.ones(len(self))
+        return Landscape(nothing, shapes(values), neighbours, places=places(values))
 
     @property
     def _digits(self) -> tuple[NDArray[np.intp], ...]:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recommender.errors import InvalidRecording
-from recommender.knob_shapes import shapes
+from recommender.knob_shapes import places, shapes
 from recommender.search import Landscape
 from tilecore.lazy import cached_property
 
@@ -120,7 +120,8 @@ class RecordedSpace:
             near = (np.count_nonzero(distance, axis=1) == 1) & (distance.sum(axis=1) == 1)
             return [int(r) for r in np.flatnonzero(near)]
 
-        return Landscape(prior, shapes(self.features), neighbours)
+        where = places(self.features) if prior_s is None else None
+        return Landscape(prior, shapes(self.features), neighbours, places=where)
 
 
 def _text(path: Path) -> str:

@@ -13,10 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recommender.cost_model import MIN_ROWS
+from recommender.process import gains, spread
 from recommender.surrogate import Told, plausible_times
 
 AFAR_SAMPLE = 4096  # candidates among which those unlike all that was told are looked for
 AFAR_QUANTILE = 0.75  # of the distance from what was told, beyond which candidates are afar
+PROCESS_SAMPLE = 20_000  # candidates that a process looks at
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +31,15 @@ class Landscape:
         neighbours: row -> rows one step away.
         evidence: log times by several sources, a column each, which what is told will weigh
             against each other; None: the prior's alone.
+        places: candidates as points of a unit cube, where nothing is known before; None: the prior
+            (or evidence) says more of them than what is near.
     """
 
     prior_s: np.ndarray
     features: np.ndarray
     neighbours: Callable[[int], list[int]]
     evidence: np.ndarray | None = None
+    places: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.prior_s)
@@ -144,6 +149,9 @@ class ModelGuidedSearch:
     An ensemble comes to know one region and looks at no other: the longer a search takes, the more
     of its picks are the best expected of candidates unlike all that was told.
 
+    Where nothing is known before, the first picks are spread, and most of the next are those of a
+    Gaussian process, which learns from fewer times; an ensemble finds what a process smoothes over.
+
     Attributes:
         members: of the ensemble; a smaller batch meets some of them, the next one others.
         local_share: of a batch taken from the neighbours of the fastest rows.
@@ -151,6 +159,9 @@ class ModelGuidedSearch:
             candidates fail, or a prior that favours what cannot run would never be left.
         afar_share: of a batch taken from afar in the end.
         afar_from, afar_until: trials at which that share begins and ends to grow.
+        process_share: of a batch that a process picks, once the ensemble picks as well.
+        process_alone: trials up to which a process picks all.
+        process_until: trials from which it picks none, for what it costs grows with their cube.
     """
 
     members: int = 8
@@ -159,10 +170,40 @@ class ModelGuidedSearch:
     afar_share: float = 0.5
     afar_from: int = 64
     afar_until: int = 160
+    process_share: float = 0.5
+    process_alone: int = 80
+    process_until: int = 224
 
     def ask(self, count: int, landscape: Landscape, seen: Observations, seed: int) -> list[int]:
         """Return a batch; single asks cycle through the kinds so that shares hold over time."""
         rng = _generator(seed, seen)
+        rows = self._without_ensemble(count, landscape, seen, rng)
+        return rows + self._with_ensemble(count - len(rows), landscape, _with(seen, rows), rng)
+
+    def _without_ensemble(
+        self, count: int, landscape: Landscape, seen: Observations, rng: np.random.Generator
+    ) -> list[int]:
+        """Return picks for which nothing but places is needed."""
+        told = len(seen.times_s)
+        if landscape.places is None or told >= self.process_until:
+            return []
+        share = 1.0 if told < self.process_alone else self.process_share
+        wanted = int(np.count_nonzero(rng.random(count) < share))
+        if not wanted:
+            return []
+        taken = sorted({*seen.times_s, *seen.pending})
+        order = rng.permutation(len(landscape))
+        open_rows = order[~np.isin(order, taken)]
+        if told < MIN_ROWS or not seen.good:
+            return spread(landscape.places, taken, open_rows, wanted)
+        looked_at = np.sort(open_rows[:PROCESS_SAMPLE])
+        return gains(_told(seen), landscape.places, sorted(seen.pending), looked_at, wanted)
+
+    def _with_ensemble(
+        self, count: int, landscape: Landscape, seen: Observations, rng: np.random.Generator
+    ) -> list[int]:
+        if count <= 0:
+            return []
         members = list(self._scores(count, landscape, seen, rng))
         orders = [np.lexsort((rng.permutation(len(s)), s)) for s in members]  # ties at random
         rows = self._afar(count, landscape, seen, members[-1], rng)
@@ -187,13 +228,10 @@ class ModelGuidedSearch:
         if len(seen.times_s) < MIN_ROWS or not seen.good:
             yield prior
             return
-        rows = sorted(seen.times_s)  # whatever the order in which they were told
-        times = [seen.times_s[row] for row in rows]
-        told = Told(np.array(rows), np.array([np.nan if t is None else np.log(t) for t in times]))
         evidence = prior[:, None] if landscape.evidence is None else landscape.evidence
         first = len(seen.times_s) + len(seen.pending)  # small batches meet all members in turn
         members = [(first + i) % self.members for i in range(min(self.members, count))]
-        yield from plausible_times(told, evidence, landscape.features, members, rng)
+        yield from plausible_times(_told(seen), evidence, landscape.features, members, rng)
 
     def _afar(
         self, count: int, landscape: Landscape, seen: Observations, scores: np.ndarray,
@@ -228,6 +266,12 @@ class ModelGuidedSearch:
             if pick:
                 return pick
         return []
+
+
+def _told(seen: Observations) -> Told:
+    rows = sorted(seen.times_s)  # whatever the order in which they were told
+    times = [seen.times_s[row] for row in rows]
+    return Told(np.array(rows), np.array([np.nan if t is None else np.log(t) for t in times]))
 
 
 def _ranks(features: np.ndarray) -> NDArray[np.float32]:

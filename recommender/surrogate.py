@@ -43,6 +43,17 @@ class Told:
         """Which of them have a time."""
         return ~np.isnan(self.log_time)
 
+    @property
+    def limit(self) -> float:
+        """The log time above which all are alike."""
+        return float(np.nanquantile(self.log_time, HEAD))
+
+    def target(self, limit: float) -> NDArray[np.float64]:
+        """Return what is to be learnt: log times up to a limit, failures beyond it."""
+        slow = limit + FAILURE_PENALTY
+        found: NDArray[np.float64] = np.where(self.worked, np.minimum(self.log_time, limit), slow)
+        return found
+
     def bootstrap(self, rng: np.random.Generator) -> Told:
         """Return as many drawn with replacement; all as they are if none drawn has a time."""
         drawn = rng.integers(len(self.rows), size=len(self.rows))
@@ -70,9 +81,8 @@ def plausible_times(
     for number in members:
         seen = told if number == 0 else told.bootstrap(rng)
         line = _line(seen, evidence, rng if number else None)
-        limit = float(np.nanquantile(seen.log_time, HEAD))
-        reference = np.minimum(line, limit)
-        target = np.where(seen.worked, np.minimum(seen.log_time, limit), limit + FAILURE_PENALTY)
+        reference = np.minimum(line, seen.limit)
+        target = seen.target(seen.limit)
         model = CostModel.fit(
             features[seen.rows], target - reference[seen.rows], np.zeros(len(target)),
             feature_schema="session", seed=int(rng.integers(1 << 30)), rounds=ROUNDS, rate=RATE,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,6 +64,48 @@ def test_model_guided_search_beats_random_on_a_recorded_space(recorded: Recorded
     assert mean("model") > mean("random") + 0.05
 
 
+def test_a_search_from_scratch_needs_few_trials_where_near_configs_are_alike() -> None:
+    sizes = (1, 2, 4, 8, 16, 32)
+    configs = list(itertools.product(sizes, sizes, sizes, sizes))
+    a, b, c, d = np.log2(np.array(configs, dtype=np.float64)).T - 2.5
+    off = 0.15 * (a + b - 1) ** 2 + 0.1 * (a - c) ** 2 + 0.1 * (c - d + 1) ** 2 + 0.05 * d**2
+    texts = tuple(tuple(map(str, config)) for config in configs)
+    space = RecordedSpace("made up", ("a", "b", "c", "d"), texts, np.exp(2.0 * off))
+
+    def mean(landscape: Landscape) -> float:
+        model = STRATEGIES["model"]
+        curves = [replay(space, model, trials=32, seed=s, landscape=landscape) for s in range(4)]
+        return float(np.mean([curve[-1] for curve in curves]))
+
+    landscape = space.landscape()
+    assert mean(landscape) > max(0.85, mean(replace(landscape, places=None)) + 0.05)
+
+
+def test_a_prior_leaves_no_room_for_places(recorded: RecordedSpace) -> None:
+    flat = np.ones(len(recorded))
+    assert recorded.landscape().places is not None
+    known = recorded.landscape(flat)
+    assert known.places is None
+    seen = Observations({r: float(recorded.time_s[r]) for r in range(0, 400, 20)})
+    assert ModelGuidedSearch().ask(4, known, seen, 0) == ModelGuidedSearch(process_until=0).ask(
+        4, recorded.landscape(), seen, 0
+    )
+
+
+def test_small_asks_share_picks_between_process_and_ensemble(recorded: RecordedSpace) -> None:
+    """One at a time, as workers ask that finish one by one, none twice."""
+    landscape, strategy = recorded.landscape(), STRATEGIES["model"]
+    seen = Observations()
+    for row in np.random.default_rng(0).permutation(len(recorded))[:90]:
+        time_s = float(recorded.time_s[row])
+        seen.times_s[int(row)] = None if np.isnan(time_s) else time_s
+    for _ in range(6):
+        rows = strategy.ask(1, landscape, seen, 0)
+        assert len(rows) == 1
+        assert not seen.is_taken(rows[0])
+        seen.pending.add(rows[0])
+
+
 def test_a_good_prior_is_used_from_the_first_trial(recorded: RecordedSpace) -> None:
     rng = np.random.default_rng(0)
     times = np.where(np.isnan(recorded.time_s), np.nanmax(recorded.time_s), recorded.time_s)
@@ -79,7 +122,12 @@ def test_the_order_of_telling_changes_nothing(recorded: RecordedSpace) -> None:
     first = strategy.ask(8, landscape, Observations(times), 3)
     assert first == strategy.ask(8, landscape, Observations(backwards), 3)
     assert len(set(first)) == 8
-    assert first != strategy.ask(8, landscape, Observations(times), 4)
+    known = replace(landscape, places=None)  # where a seed decides more than the first picks
+    assert strategy.ask(8, known, Observations(times), 3) != strategy.ask(
+        8, known, Observations(times), 4
+    )
+    nothing = Observations()
+    assert strategy.ask(8, landscape, nothing, 3) != strategy.ask(8, landscape, nothing, 4)
 
 
 def test_the_first_eight_know_no_more_than_the_prior(recorded: RecordedSpace) -> None:
