@@ -1,6 +1,6 @@
 """Kernel Tuner's strategies on a recorded space; runs where Kernel Tuner is installed.
 
-    python benchmarks/kernel_tuner_replay.py SPACE.json STRATEGY TRIALS SEEDS
+    python benchmarks/kernel_tuner_replay.py SPACE.json STRATEGY TRIALS SEED ...
 
 SPACE.json holds ``knobs`` (names), ``configs`` (lists of values) and ``times_ms`` (null: failed).
 Kernel Tuner runs in its simulation mode and sees exactly these configurations as its space. Prints
@@ -91,7 +91,7 @@ def curve(cache: dict[str, Any], file: str, strategy: str, trials: int, seed: in
 
 def main() -> None:
     """Run one strategy and print its curves."""
-    path, strategy, trials, seeds = sys.argv[1:5]
+    path, strategy, trials, *seeds = sys.argv[1:]
     warnings.simplefilter("ignore")
     cache = cache_of(json.loads(Path(path).read_text()))
     found: dict[str, Any] = {"version": importlib.metadata.version("kernel_tuner")}
@@ -100,7 +100,7 @@ def main() -> None:
         file.flush()
         try:
             found["curves"] = [
-                curve(cache, file.name, strategy, int(trials), seed) for seed in range(int(seeds))
+                curve(cache, file.name, strategy, int(trials), int(seed)) for seed in seeds
             ]
         except Exception as error:  # noqa: BLE001  the border to code that is not ours
             found["error"] = f"{type(error).__name__}: {error}"

@@ -1,7 +1,7 @@
 """Recommendation and search on recorded spaces: fractions of the best speed, tables.
 
-    python benchmarks/recommendation.py FOLDER [--seeds 10] [--kernel-tuner PYTHON]
-        [--progress FILE] [--json FILE]
+    python benchmarks/recommendation.py FOLDER [--seeds 10] [--first-seed 0]
+        [--kernel-tuner PYTHON] [--search NAME ...] [--progress FILE] [--json FILE]
 
 FOLDER holds spaces KERNEL__DEVICE.csv.gz (or .json.gz), each measured whole: every kernel on some
 devices. A device is left out in turn and the others' measurements are known (not searched from
@@ -19,8 +19,10 @@ scratch: nothing is). Baselines beside ours, in the same run:
 "reachable" is no method but a bound on lookups: the best of the other devices' winners (no
 measurement), of the 5 fastest on each (best of 5), of the 50 fastest on each (warm). "p10" is the
 10 % quantile over seeds. The search's constants were chosen on the kernels in TUNED_ON; the tables
-tell the others apart. With --progress, what a file has is not run again: a run that was stopped
-continues (delete the file when the code has changed).
+tell the others apart; what the search from scratch was chosen on, results/
+recommendation_zen4_2026-11-27c.md says. With --search, these searches from scratch run and nothing
+else does. With --progress, what a file has is not run again: a run that was stopped continues
+(delete the file when the code has changed).
 """
 
 from __future__ import annotations
@@ -88,13 +90,14 @@ class PlainRanking:
 class Progress:
     """The rows of a run, kept in a file of JSON lines as they are found."""
 
-    def __init__(self, file: Path | None, seeds: int) -> None:
-        self._file, self._seeds = file, seeds
+    def __init__(self, file: Path | None, seeds: range) -> None:
+        self._file, self._seeds = file, {"seeds": len(seeds), "first_seed": seeds.start}
         self._rows: dict[Key, Row] = {}
         if file is not None and file.exists():
             for line in file.read_text().splitlines():
                 row = json.loads(line)
-                if row.pop("seeds") == seeds:
+                found = {"seeds": row.pop("seeds"), "first_seed": row.pop("first_seed", 0)}
+                if found == self._seeds:
                     self._rows[self._key(row)] = row
 
     @property
@@ -108,7 +111,7 @@ class Progress:
             return
         row = {**dict(zip(KEY, head, strict=True)), **find()}
         self._rows[head] = row
-        line = json.dumps({**row, "seeds": self._seeds})
+        line = json.dumps({**row, **self._seeds})
         print(line, file=sys.stderr, flush=True)
         if self._file is not None:
             with self._file.open("a") as file:
@@ -157,24 +160,25 @@ def summary(curves: Sequence[np.ndarray], marks: Sequence[int]) -> Row:
 
 
 def searched(
-    space: RecordedSpace, strategy: Strategy, marks: Sequence[int], seeds: int, **options: Any
+    space: RecordedSpace, strategy: Strategy, marks: Sequence[int], seeds: range, **options: Any
 ) -> Row:
     """Return what a strategy reaches."""
     trials = max(marks)
     start_s = time.process_time()
-    curves = [replay(space, strategy, trials=trials, seed=s, **options) for s in range(seeds)]
-    trial_s = (time.process_time() - start_s) / (seeds * trials)
+    curves = [replay(space, strategy, trials=trials, seed=s, **options) for s in seeds]
+    trial_s = (time.process_time() - start_s) / (len(seeds) * trials)
     return {**summary(curves, marks), "cpu_s_per_trial": trial_s}
 
 
-def kernel_tuner(python: str, space: RecordedSpace, strategy: str, seeds: int) -> Row:
+def kernel_tuner(python: str, space: RecordedSpace, strategy: str, seeds: range) -> Row:
     """Return what a strategy of Kernel Tuner reaches, or why it does not work."""
     times = [None if np.isnan(t) else t * 1e3 for t in space.time_s]
     recorded = {"knobs": space.knobs, "configs": space.configs, "times_ms": times}
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(recorded, file)
         file.flush()
-        command = [python, str(KERNEL_TUNER), file.name, strategy, str(max(SCRATCH)), str(seeds)]
+        command = [python, str(KERNEL_TUNER), file.name, strategy, str(max(SCRATCH))]
+        command += map(str, seeds)
         run = subprocess.run(command, capture_output=True, text=True, check=False)
     if run.returncode:
         return {"error": run.stderr.strip().splitlines()[-1]}
@@ -187,7 +191,7 @@ def kernel_tuner(python: str, space: RecordedSpace, strategy: str, seeds: int) -
 
 def transfer(
     head: tuple[str, str], target: RecordedSpace, others: list[RecordedSpace],
-    progress: Progress, seeds: int,
+    progress: Progress, seeds: range,
 ) -> None:  # fmt: skip
     """Add what is reached on a device where the others' measurements are known."""
     sources = Sources.of(target, others)
@@ -220,20 +224,25 @@ def transfer(
 
 
 def scratch(
-    head: tuple[str, str], space: RecordedSpace, progress: Progress, seeds: int, python: str | None
-) -> None:
-    """Add what searches from scratch reach."""
+    head: tuple[str, str], space: RecordedSpace, progress: Progress, seeds: range,
+    python: str | None, only: Sequence[str],
+) -> None:  # fmt: skip
+    """Add what searches from scratch reach: all of them, or only some."""
     rivals: dict[str, Strategy] = {
         "ours": STRATEGIES["model"], "evolutionary": STRATEGIES["evolutionary"],
         "random": STRATEGIES["random"], "XGBoost ranking": PlainRanking(space.features),
         "XGBoost ranking, our features": PlainRanking(shapes(space.features)),
     }  # fmt: skip
     for name, strategy in rivals.items():
+        if only and name not in only:
+            continue
         progress.once(
             (*head, "scratch", name),
             lambda strategy=strategy: searched(space, strategy, SCRATCH, seeds),
         )
     for name in KERNEL_TUNER_STRATEGIES if python else ():
+        if only and f"KT {name}" not in only:
+            continue
         progress.once(
             (*head, "scratch", f"KT {name}"),
             lambda name=name: kernel_tuner(str(python), space, name, seeds),
@@ -298,6 +307,8 @@ def space_table(rows: Sequence[Row]) -> Iterator[str]:
         if row["situation"] == "scratch" and "mean" in row:
             found[row["kernel"], row["device"]][row["method"]] = row
     for (kernel, device), methods in found.items():
+        if "ours" not in methods or len(methods) == 1:
+            continue
         cells = []
         for mark in map(str, SCRATCH):
             ours = methods["ours"]
@@ -321,8 +332,10 @@ def report(rows: Sequence[Row]) -> str:
     parts += ["### From scratch, space by space", "", *space_table(rows)]
     costs = [r["cpu_s_per_trial"] for r in rows if r["situation"] == "scratch"
              and r["method"] == "ours"]  # fmt: skip
-    parts += ["", f"Cost of our search per trial: mean {np.mean(costs) * 1e3:.0f} ms of one core, "
-              f"{max(costs) * 1e3:.0f} ms on the largest space."]  # fmt: skip
+    if costs:
+        mean_ms, most_ms = 1e3 * np.mean(costs), 1e3 * max(costs)
+        parts += ["", f"Cost of our search per trial: mean {mean_ms:.0f} ms of one core, "
+                  f"{most_ms:.0f} ms on the largest space."]  # fmt: skip
     broken = {f"- {r['method']}: {r['error']}" for r in rows if "error" in r}
     return "\n".join([*parts, "", *sorted(broken)]).rstrip()
 
@@ -332,20 +345,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--search", nargs="+", default=[], help="only these, from scratch")
     parser.add_argument("--kernel-tuner", metavar="PYTHON", help="an interpreter that has it")
     parser.add_argument("--progress", type=Path, help="JSON lines to continue from and add to")
     parser.add_argument("--json", type=Path, help="write all rows to this file")
     given = parser.parse_args()
-    progress = Progress(given.progress, given.seeds)
+    seeds = range(given.first_seed, given.first_seed + given.seeds)
+    progress = Progress(given.progress, seeds)
     for kernel, devices in spaces(given.folder).items():
         for device, target in devices.items():
             others = [space for name, space in devices.items() if name != device]
-            if others:
-                transfer((kernel, device), target, others, progress, given.seeds)
-            scratch((kernel, device), target, progress, given.seeds, given.kernel_tuner)
+            if others and not given.search:
+                transfer((kernel, device), target, others, progress, seeds)
+            scratch((kernel, device), target, progress, seeds, given.kernel_tuner, given.search)
     print(report(progress.rows))
     if given.json:
-        found = {"seeds": given.seeds, "rows": progress.rows}
+        found = {"seeds": given.seeds, "first_seed": given.first_seed, "rows": progress.rows}
         given.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
