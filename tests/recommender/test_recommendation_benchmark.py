@@ -28,13 +28,13 @@ def folder(tmp_path_factory):
     return path
 
 
-def benchmark(folder, progress, document):
+def benchmark(folder, progress, document, *options):
     """Run it where no Kernel Tuner is installed; return what it printed, and what was not known."""
     run = subprocess.run(
         [
             *(sys.executable, "benchmarks/recommendation.py", str(folder), "--seeds", "1"),
             *("--progress", str(progress), "--json", str(document)),
-            *("--kernel-tuner", sys.executable),
+            *("--kernel-tuner", sys.executable, *options),
         ],
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
         check=True,
@@ -67,3 +67,23 @@ def test_a_stopped_run_continues_and_tells_the_same(folder, tmp_path):
     assert [json.loads(line)["method"] for line in missing] == ["random"]
     assert json.loads(missing[0])["mean"] == json.loads(random)["mean"]
     assert set(again.splitlines()) == set(told.splitlines())
+
+
+@pytest.mark.exhaustive
+def test_a_search_runs_alone_with_seeds_of_its_own(folder, tmp_path):
+    progress, document = tmp_path / "progress.jsonl", tmp_path / "rows.json"
+    found = {}
+    for first in (0, 7):
+        options = ("--search", "random", "--first-seed", str(first))
+        told, lines = benchmark(folder, progress, document, *options)
+        rows = json.loads(document.read_text())["rows"]
+        assert [(row["device"], row["method"]) for row in rows] == [
+            ("one", "random"),
+            ("two", "random"),
+        ]
+        assert "### Spaces: held out (2)" in told
+        assert "Cost of our search" not in told
+        found[first] = [json.loads(line) for line in lines]
+    assert [row["first_seed"] for row in found[7]] == [7, 7]
+    assert [row["mean"] for row in found[0]] != [row["mean"] for row in found[7]]
+    assert len(progress.read_text().splitlines()) == 4
