@@ -419,7 +419,7 @@ def _fold_binary(op: str, a: Expr, b: Expr, result: DType) -> Expr:
         assert isinstance(a, Const)
         assert isinstance(b, Const)
         value = _FOLD[op](a.value, b.value)
-        if op != "shl" or holds(result, value):  # see ``cast``
+        if op != "shl" or result in _WHOLE or holds(result, value):  # see ``cast``
             return _wrapped(value, result)
     if not a.dtype.is_float:
         zero_b, one_b = int_value(b) == 0, int_value(b) == 1
