@@ -100,15 +100,26 @@ def _moved(launch: KernelLaunch, sums: Buffer) -> KernelLaunch:
     )
     mover = _Mover(launch, sums, tile)
     body = mover.visit(launch.body)
+    if mover.is_stale:
+        body = _Mover(launch, sums, tile, takes_out=True).visit(launch.body)
     stmts = body.stmts if isinstance(body, Seq) else (body,)
     return dataclasses.replace(launch, body=Seq((Alloc(tile, sums.span), *stmts), launch.span))
 
 
 class _Mover(Rewriter):
-    """Puts copies around the statements in which only products touch a fragment."""
+    """Puts copies around the statements in which only products touch a fragment.
 
-    def __init__(self, launch: KernelLaunch, sums: Buffer, tile: Buffer) -> None:
+    A copy that alone reads the fragment reads the tile in its place, which leaves the fragment as
+    it was: ``is_stale`` if the tile is filled from that later. ``takes_out``: never so.
+    """
+
+    def __init__(
+        self, launch: KernelLaunch, sums: Buffer, tile: Buffer, *, takes_out: bool = False
+    ) -> None:
         self.launch, self.sums, self.tile = launch, sums, tile
+        self.takes_out = takes_out
+        self.loops = 0  # around
+        self.is_left = self.is_stale = False  # the fragment as it was; and used so
         self.is_open = False  # the statement before has left the sums in the tile
         self.groups = _threads(launch) // WARPGROUP
         self.is_only_summed = not any(
@@ -129,6 +140,18 @@ class _Mover(Rewriter):
                 position, self.is_open = position + 1, False
         return dataclasses.replace(seq, stmts=tuple(stmts))
 
+    def visit_for(self, stmt: For) -> Stmt:
+        return self._loop(stmt)
+
+    def visit_while(self, stmt: nodes.While) -> Stmt:
+        return self._loop(stmt)
+
+    def _loop(self, stmt: Stmt) -> Stmt:
+        self.loops += 1
+        rebuilt = self.rebuild(stmt)
+        self.loops -= 1
+        return rebuilt
+
     def rebuild(self, stmt: Stmt) -> Stmt:
         """Return a statement whose body is a single one rebuilt as if that were a sequence."""
         if any(isinstance(c, Gemm) for c in children(stmt)) and not isinstance(stmt, Seq):
@@ -147,6 +170,8 @@ class _Mover(Rewriter):
                 before.append(Fill(whole(self.tile), const(0, self.tile.dtype), stmt.span))
             elif cleared is None:
                 before.append(Copy(whole(self.sums), whole(self.tile), span=stmt.span))
+                self.is_stale |= self.is_left
+        is_filled = any(isinstance(s, Copy) for s in before)
         rewritten = _Products(self.sums, self.tile, clear).visit(stmt)
         if cleared is not None:
             del stmts[cleared]
@@ -154,7 +179,10 @@ class _Mover(Rewriter):
         later = (s for s in stmts[position + 1 :] if _touches(s, self.sums))
         following = next(later, None)
         self.is_open = following is not None and _only_multiplies(following, self.sums)
-        after = [] if self.is_open else self._read_out(stmts, position)
+        after = [] if self.is_open else self._read_out(stmts, position, following)
+        if not after and not self.is_open and following is not None:
+            self.is_left = True
+            self.is_stale |= is_filled and self.loops > 0
         stmts[position : position + 1] = [*before, rewritten, *after]
         return position + len(before) + 1 + len(after)
 
@@ -169,7 +197,7 @@ class _Mover(Rewriter):
             return None
         return None
 
-    def _read_out(self, stmts: list[Stmt], position: int) -> list[Stmt]:
+    def _read_out(self, stmts: list[Stmt], position: int, following: Stmt | None) -> list[Stmt]:
         """Return what takes the sums out; a copy that alone reads them is replaced in ``stmts``."""
         span = stmts[position].span
         readers = [
@@ -179,7 +207,10 @@ class _Mover(Rewriter):
             return []
         (reader, *others) = readers
         places = [n for n, s in enumerate(stmts) if s is reader and n > position]
+        is_first = reader is following and not self.takes_out
         if others or not places or not isinstance(reader, Copy) or not _is_matrix(reader):
+            is_first = False
+        if not is_first:
             return [Copy(whole(self.tile), whole(self.sums), span=span)]
         stmts[places[0] : places[0] + 1] = self._parts(reader)
         return []

@@ -579,3 +579,70 @@ def test_what_a_view_shows_in_another_shape_is_no_operand_in_tensor_cores_layout
     plan = run_emulated(main, "b200", [a.reshape(-1), b, c], ALL_SCHEDULES)
     np.testing.assert_array_equal(c, a.astype(np.float32) @ b.astype(np.float32))
     assert "seen in another shape through a view" in plan.explain()
+
+
+@pytest.mark.parametrize("between", ["nothing", "a mask before", "a mask behind", "a fill behind"])
+@pytest.mark.parametrize("start", [0, 1])
+def test_sums_that_every_turn_stores_go_on_from_turn_to_turn(start, between):
+    """Found by a random program: a copy that alone reads sums took what they were before."""
+    rows = 64
+
+    @T.prim_func
+    def main(A: T.Tensor((rows, rows), "float16"), Y: T.Tensor((4, rows, rows), "float32")):
+        with T.Kernel(1, threads=128):
+            a = T.alloc_shared((rows, rows), "float16")
+            sums = T.alloc_fragment((rows, rows), "float32")
+            T.copy(A, a)
+            T.fill(sums, start)
+            for k in T.serial(4):
+                T.gemm(a, a, sums)
+                if between == "a mask before":
+                    for i, j in T.Parallel(rows, rows):
+                        if i < j:
+                            sums[i, j] = 5
+                T.copy(sums, Y[k, :, :])
+                if between == "a mask behind":
+                    for i, j in T.Parallel(rows, rows):
+                        if i < j:
+                            sums[i, j] = 5
+                if between == "a fill behind":
+                    T.fill(sums, 2)
+
+    a = np.random.default_rng(11).integers(-2, 3, (rows, rows)).astype(np.float16)
+    y = np.zeros((4, rows, rows), np.float32)
+    plan = run_emulated(main, "b200", [a, y])
+    product, total = a.astype(np.float32) @ a.astype(np.float32), np.full((rows, rows), start)
+    mask = np.triu(np.ones((rows, rows), bool), 1)
+    for found in y:
+        total = total + product
+        if between == "a mask before":
+            total[mask] = 5
+        np.testing.assert_array_equal(found, total)
+        if between == "a mask behind":
+            total[mask] = 5
+        if between == "a fill behind":
+            total = np.full((rows, rows), 2)
+    (launch,) = plan.launches.values()
+    assert {g.kind for g in launch.gemms.values()} == {"tcgen05"}
+
+
+def test_what_is_written_over_sums_before_they_are_stored_counts():
+    rows = 64
+
+    @T.prim_func
+    def main(A: T.Tensor((rows, rows), "float16"), C: T.Tensor((rows, rows), "float32")):
+        with T.Kernel(1, threads=128):
+            a = T.alloc_shared((rows, rows), "float16")
+            sums = T.alloc_fragment((rows, rows), "float32")
+            T.copy(A, a)
+            T.gemm(a, a, sums, clear_accum=True)
+            for i, j in T.Parallel(rows, rows):
+                if i < j:
+                    sums[i, j] = -1
+            T.copy(sums, C)
+
+    a = np.random.default_rng(12).integers(-2, 3, (rows, rows)).astype(np.float16)
+    c = np.zeros((rows, rows), np.float32)
+    run_emulated(main, "b200", [a, c])
+    product = a.astype(np.float32) @ a.astype(np.float32)
+    np.testing.assert_array_equal(c, np.where(np.tri(rows, dtype=bool), product, -1))
