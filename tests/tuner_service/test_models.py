@@ -13,6 +13,7 @@ from fastapi.testclient import TestClient
 
 from recommender.families import schema_of
 from recommender.features import SCHEMA
+from recommender.hardware import load_profile, profile_names
 from recommender.training import make_groups, train
 from tests.recommender.support import GEMM as KERNEL
 from tests.recommender.support import sample, workload
@@ -222,9 +223,11 @@ def test_devices_that_there_are_not_are_told_which_there_are(cli, tmp_path, devi
     file.write_bytes(b"{}")
     status, _, err = cli("model", "upload", str(file), "--devices", devices)
     assert status == 2
-    assert (
-        "--devices: expected cpu or an architecture (gfx90a, gfx942, sm_100a, sm_70, sm_80" in err
+    known = ", ".join(
+        sorted({p.arch for p in map(load_profile, profile_names()) if p.kind != "cpu"})
     )
+    assert f"--devices: expected cpu or an architecture ({known}), found" in err
+    assert "sm_90a" in known
     assert hint in err.partition("hint: ")[2]
 
 
