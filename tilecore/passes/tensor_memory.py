@@ -206,10 +206,8 @@ class _Mover(Rewriter):
             return []
         (reader, *others) = readers
         places = [n for n, s in enumerate(stmts) if s is reader and n > position]
-        is_first = reader is following and not self.takes_out
-        if others or not places or not isinstance(reader, Copy) or not _is_matrix(reader):
-            is_first = False
-        if not is_first:
+        is_first = reader is following and bool(places) and not self.takes_out
+        if others or not is_first or not isinstance(reader, Copy) or not _is_matrix(reader):
             return [Copy(whole(self.tile), whole(self.sums), span=span)]
         stmts[places[0] : places[0] + 1] = self._parts(reader)
         return []

@@ -51,6 +51,7 @@ class Barriers:
         loads: copies that are under way until a barrier of the program ends its phase.
         meeting: reductions whose threads meet between their reads and their writes.
         alone: pipelines that one thread runs, with the product that each of their turns is.
+        running: products that run on until threads wait for them; others are over at once.
     """
 
     def __init__(
@@ -62,10 +63,11 @@ class Barriers:
         loads: Container[Stmt] = (),
         meeting: Container[Stmt] = (),
         alone: Mapping[Stmt, nodes.Gemm] = MappingProxyType({}),
+        running: Container[Stmt] = (),
     ) -> None:
         self.launch, self.memory, self.pipelines = launch, memory, pipelines
         self.teams, self.loads, self.meeting = teams, loads, meeting
-        self.alone = alone
+        self.alone, self.running = alone, running
         self.has_waits = waits(launch.body)
         self.left: list[Touched] = []  # of each loop around: where its turns are left early
         self.under_way = UnderWay()
@@ -308,7 +310,7 @@ class Barriers:
             if self._conflict(Touched(read), touched, self._are_together):
                 self._place(self.before, stmt)
             return Touched(written=own.written).union(self.under_way.all_read())
-        if isinstance(stmt, nodes.Gemm) and stmt.in_group:
+        if isinstance(stmt, nodes.Gemm) and stmt.in_group and stmt in self.running:
             self.under_way.begin(stmt, own)
         if stmt in self.before or self._conflict(own, touched, self._are_together):
             self._place(self.before, stmt)

@@ -129,6 +129,7 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
     barriers, ends = Barriers(
         launch, touched, memory.pipelines, teams, memory.loads, meeting,
         _run_by_one_thread(memory.pipelines, gemms),
+        {s for s, product in gemms.items() if product.kind == "wgmma"},
     ).find()  # fmt: skip
     nests = {s: n for s, n in nests.items() if not isinstance(s, For) or not _meets(s, barriers)}
     overlapped, why_not = with_overlaps(
