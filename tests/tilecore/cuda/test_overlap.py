@@ -486,3 +486,54 @@ def test_a_product_of_warps_completes_no_product_of_warpgroups_before_it():
     assert (e == 3).all()
     (launch,) = plan.launches.values()
     assert {g.kind for g in launch.gemms.values()} == {"wgmma", "mma"}
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("turns", [0, 2])
+def test_a_product_runs_on_across_the_barrier_before_a_loop(turns):
+    """Found by a random program: behind a loop that may not run nobody knew of it any more."""
+    M, N = 128, 64
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((M, N), "float16"), B: T.Tensor((N, N), "float16"),
+        turns: T.Tensor((1,), "int32"), X: T.Tensor((M, N), "float32"),
+        C: T.Tensor((2, M, N), "float32"), Y: T.Tensor((M, N), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=256):
+            A_s = T.alloc_shared((M, N), "float16")
+            B_s = T.alloc_shared((N, N), "float16")
+            more = T.alloc_shared((N, N), "float16")
+            staged = T.alloc_shared((M, N), "float32")
+            sums = T.alloc_fragment((M, N), "float32")
+            others = T.alloc_fragment((M, N), "float32")
+            x = T.alloc_fragment((M, N), "float32")
+            T.fill(others, 1)
+            T.copy(A, A_s)
+            T.copy(B, B_s)
+            T.copy(B, more)
+            T.copy(X, x)
+            T.wgmma_gemm(A_s, more, sums, clear_accum=True)
+            for i, j in T.Parallel(M, N):
+                sums[i, j] = 1
+            T.wgmma_gemm(A_s, B_s, sums, clear_accum=True)
+            for k in T.serial(turns[0]):
+                if k > 0:
+                    T.copy(others, C[1, :, :])
+                for i, j in T.Parallel(N, N):
+                    more[i, j] = 1
+                T.copy(sums, C[0, :, :])
+                T.wgmma_gemm(A_s, more, others, clear_accum=True)
+            T.copy(x, staged)
+            T.copy(staged, Y)
+            T.copy(others, C[1, :, :])
+
+    rng = np.random.default_rng(9)
+    a, b = (rng.integers(-2, 3, s).astype(np.float16) for s in ((M, N), (N, N)))
+    x = rng.standard_normal((M, N), dtype=np.float32)
+    c, y = np.zeros((2, M, N), np.float32), np.zeros((M, N), np.float32)
+    run_emulated(main, "h100", [a, b, np.array([turns], np.int32), x, c, y], ALL_SCHEDULES)
+    np.testing.assert_array_equal(y, x)
+    wide, product = a.astype(np.float32), a.astype(np.float32) @ b.astype(np.float32)
+    np.testing.assert_array_equal(c[0], product if turns else 0)
+    np.testing.assert_array_equal(c[1], np.repeat(wide.sum(1, keepdims=True), N, 1) if turns else 1)

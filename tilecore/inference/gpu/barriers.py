@@ -250,13 +250,16 @@ class Barriers:
         ):
             return self._turns(stmt, own, touched)
         # One barrier before the loop is better than one in each of its turns.
+        begun = self.under_way.copy()
         self._turns(stmt, own, Touched())
         needed = set(self.before), set(self.ends)
+        self.under_way = begun.copy()
         after = self._turns(stmt, own, touched)
         if (self.before, self.ends) != needed:
             self.before, self.ends = needed
             self.before.add(stmt)
-            after = self._turns(stmt, own, own)
+            self.under_way = begun
+            after = self._turns(stmt, own, own.union(begun.all_read()))
         return after
 
     def _turns(self, stmt: nodes.For | nodes.While, own: Touched, touched: Touched) -> Touched:
