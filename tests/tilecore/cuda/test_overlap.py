@@ -446,3 +446,94 @@ def test_products_that_only_one_branch_waits_for_are_still_under_way_behind_it(f
     np.testing.assert_array_equal(c, a.astype(np.float32) @ b.astype(np.float32))
     np.testing.assert_array_equal(x, 2 * flag * c)
     assert (d == 5).all()
+
+
+def test_a_product_of_warps_completes_no_product_of_warpgroups_before_it():
+    """Found by a random program: a wait for the second one was taken for one for both."""
+    M, N, K = 128, 64, 64
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"),
+        S: T.Tensor((16, K), "float16"), C: T.Tensor((M, N), "float32"),
+        D: T.Tensor((16, N), "float32"), E: T.Tensor((M, K), "float16"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=256):
+            A_s = T.alloc_shared((M, K), "float16")
+            B_s = T.alloc_shared((K, N), "float16")
+            S_s = T.alloc_shared((16, K), "float16")
+            sums = T.alloc_fragment((M, N), "float32")
+            few = T.alloc_fragment((16, N), "float32")
+            T.copy(A, A_s)
+            T.copy(B, B_s)
+            T.copy(S, S_s)
+            T.wgmma_gemm(A_s, B_s, sums, clear_accum=True)
+            T.wgmma_gemm(S_s, B_s, few, clear_accum=True)
+            T.fill(S_s, 5)
+            T.sync_threads()
+            T.fill(A_s, 3)
+            T.wait_wgmma(0)
+            T.copy(sums, C)
+            T.copy(few, D)
+            T.copy(A_s, E)
+
+    rng = np.random.default_rng(8)
+    a, b, s = (rng.integers(-2, 3, n).astype(np.float16) for n in ((M, K), (K, N), (16, K)))
+    c, d, e = np.zeros((M, N), np.float32), np.zeros((16, N), np.float32), np.zeros_like(a)
+    plan = run_emulated(main, "h100", [a, b, s, c, d, e], ALL_SCHEDULES)
+    np.testing.assert_array_equal(c, a.astype(np.float32) @ b.astype(np.float32))
+    np.testing.assert_array_equal(d, s.astype(np.float32) @ b.astype(np.float32))
+    assert (e == 3).all()
+    (launch,) = plan.launches.values()
+    assert {g.kind for g in launch.gemms.values()} == {"wgmma", "mma"}
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("turns", [0, 2])
+def test_a_product_runs_on_across_the_barrier_before_a_loop(turns):
+    """Found by a random program: behind a loop that may not run nobody knew of it any more."""
+    M, N = 128, 64
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((M, N), "float16"), B: T.Tensor((N, N), "float16"),
+        turns: T.Tensor((1,), "int32"), X: T.Tensor((M, N), "float32"),
+        C: T.Tensor((2, M, N), "float32"), Y: T.Tensor((M, N), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=256):
+            A_s = T.alloc_shared((M, N), "float16")
+            B_s = T.alloc_shared((N, N), "float16")
+            more = T.alloc_shared((N, N), "float16")
+            staged = T.alloc_shared((M, N), "float32")
+            sums = T.alloc_fragment((M, N), "float32")
+            others = T.alloc_fragment((M, N), "float32")
+            x = T.alloc_fragment((M, N), "float32")
+            T.fill(others, 1)
+            T.copy(A, A_s)
+            T.copy(B, B_s)
+            T.copy(B, more)
+            T.copy(X, x)
+            T.wgmma_gemm(A_s, more, sums, clear_accum=True)
+            for i, j in T.Parallel(M, N):
+                sums[i, j] = 1
+            T.wgmma_gemm(A_s, B_s, sums, clear_accum=True)
+            for k in T.serial(turns[0]):
+                if k > 0:
+                    T.copy(others, C[1, :, :])
+                for i, j in T.Parallel(N, N):
+                    more[i, j] = 1
+                T.copy(sums, C[0, :, :])
+                T.wgmma_gemm(A_s, more, others, clear_accum=True)
+            T.copy(x, staged)
+            T.copy(staged, Y)
+            T.copy(others, C[1, :, :])
+
+    rng = np.random.default_rng(9)
+    a, b = (rng.integers(-2, 3, s).astype(np.float16) for s in ((M, N), (N, N)))
+    x = rng.standard_normal((M, N), dtype=np.float32)
+    c, y = np.zeros((2, M, N), np.float32), np.zeros((M, N), np.float32)
+    run_emulated(main, "h100", [a, b, np.array([turns], np.int32), x, c, y], ALL_SCHEDULES)
+    np.testing.assert_array_equal(y, x)
+    wide, product = a.astype(np.float32), a.astype(np.float32) @ b.astype(np.float32)
+    np.testing.assert_array_equal(c[0], product if turns else 0)
+    np.testing.assert_array_equal(c[1], np.repeat(wide.sum(1, keepdims=True), N, 1) if turns else 1)

@@ -51,6 +51,7 @@ class Barriers:
         loads: copies that are under way until a barrier of the program ends its phase.
         meeting: reductions whose threads meet between their reads and their writes.
         alone: pipelines that one thread runs, with the product that each of their turns is.
+        running: products that run on until threads wait for them; others are over at once.
     """
 
     def __init__(
@@ -62,10 +63,11 @@ class Barriers:
         loads: Container[Stmt] = (),
         meeting: Container[Stmt] = (),
         alone: Mapping[Stmt, nodes.Gemm] = MappingProxyType({}),
+        running: Container[Stmt] = (),
     ) -> None:
         self.launch, self.memory, self.pipelines = launch, memory, pipelines
         self.teams, self.loads, self.meeting = teams, loads, meeting
-        self.alone = alone
+        self.alone, self.running = alone, running
         self.has_waits = waits(launch.body)
         self.left: list[Touched] = []  # of each loop around: where its turns are left early
         self.under_way = UnderWay()
@@ -248,13 +250,16 @@ class Barriers:
         ):
             return self._turns(stmt, own, touched)
         # One barrier before the loop is better than one in each of its turns.
+        begun = self.under_way.copy()
         self._turns(stmt, own, Touched())
         needed = set(self.before), set(self.ends)
+        self.under_way = begun.copy()
         after = self._turns(stmt, own, touched)
         if (self.before, self.ends) != needed:
             self.before, self.ends = needed
             self.before.add(stmt)
-            after = self._turns(stmt, own, own)
+            self.under_way = begun
+            after = self._turns(stmt, own, own.union(begun.all_read()))
         return after
 
     def _turns(self, stmt: nodes.For | nodes.While, own: Touched, touched: Touched) -> Touched:
@@ -308,7 +313,7 @@ class Barriers:
             if self._conflict(Touched(read), touched, self._are_together):
                 self._place(self.before, stmt)
             return Touched(written=own.written).union(self.under_way.all_read())
-        if isinstance(stmt, nodes.Gemm) and stmt.in_group:
+        if isinstance(stmt, nodes.Gemm) and stmt.in_group and stmt in self.running:
             self.under_way.begin(stmt, own)
         if stmt in self.before or self._conflict(own, touched, self._are_together):
             self._place(self.before, stmt)

@@ -31,6 +31,10 @@ class UnderWay:
         self.read = dict(read or {})
         self.in_order = in_order
 
+    def copy(self) -> UnderWay:
+        """Return the same, to go on from here another way."""
+        return UnderWay(self.read, in_order=self.in_order)
+
     def begin(self, gemm: Gemm, own: Touched) -> None:
         """Add a product, as the youngest."""
         self.read.pop(gemm, None)
