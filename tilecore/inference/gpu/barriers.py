@@ -329,9 +329,8 @@ class Barriers:
         if one.team == other.team:
             return False
         a, b = sorted((one.team, other.team), key=lambda t: t.first)
-        is_same = (
-            one.buffer.root is other.buffer.root
-        )  # what shares memory the program cannot order
+        # The program cannot order what only shares memory.
+        is_same = one.buffer.root is other.buffer.root
         return not (self.has_waits and is_same and a.first + a.count <= b.first)
 
     def _are_beside(self, one: Touch, other: Touch) -> bool:
