@@ -147,6 +147,11 @@ class DType(str):
         low = -(1 << (self.bits - 1)) if self.is_signed else 0
         return low, low + (1 << self.bits) - 1
 
+    def wrapped(self, value: int) -> int:
+        """Return the number of an integer type that has the low bits of ``value``."""
+        low, _ = self.ends
+        return (value - low) % (1 << self.bits) + low
+
     @property
     def numpy(self) -> np.dtype[Any]:
         """The NumPy dtype (bfloat16 and float8 from ml_dtypes)."""

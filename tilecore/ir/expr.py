@@ -309,16 +309,10 @@ def holds(dtype: str, value: int) -> bool:
     return low <= value <= high
 
 
-def _turned(value: int, dtype: DType) -> Const:
-    """Return the integer of a type that has the low bits of ``value``."""
-    low, _ = dtype.ends
-    return Const((value - low) % (1 << dtype.bits) + low, dtype)
-
-
 def _within(value: float | bool, dtype: DType) -> Const:
     """Return what comes of literals: unsigned and narrow integers wrap around."""
     is_narrow = dtype.is_integer and (dtype.bits < LITERAL_BITS or not dtype.is_signed)
-    return _turned(int(value), dtype) if is_narrow else const(value, dtype)
+    return Const(dtype.wrapped(int(value)), dtype) if is_narrow else const(value, dtype)
 
 
 def as_expr(value: ExprLike, like: str | None = None) -> Expr:
@@ -490,7 +484,7 @@ def cast(value: ExprLike, dtype: str) -> Expr:
         if kind.is_float or (finite and (kind == "bool" or holds(kind, int(a.value)))):
             return const(a.value if kind.is_float or kind == "bool" else int(a.value), kind)
         if not a.dtype.is_float:
-            return _turned(int(a.value), kind)
+            return Const(kind.wrapped(int(a.value)), kind)
     return Cast(a, kind)
 
 

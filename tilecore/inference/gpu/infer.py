@@ -80,8 +80,9 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
     tensor = find_tensor_memory(launch, teams, target, options)
     check_pairs(launch, target, tensor, options)
     _share_between_teams(launch, teams, fragments)
-    work = _share_out(launch, teams, target, fragments, options, tensor)
-    memory = _needs(launch, tiles, teams, target, fragments, work, tensor).fit(
+    viewed = {t.base for t in tiles if t.base is not None}
+    work = _share_out(launch, teams, target, fragments, options, viewed, tensor)
+    memory = _needs(launch, tiles, viewed, teams, target, fragments, work, tensor).fit(
         find_pipelines(launch, work.nests, target)
     )
     _check_single_copies(launch, teams, memory, target)
@@ -156,6 +157,7 @@ def _share_out(
     target: GpuTarget,
     fragments: Fragments,
     options: GpuOptions,
+    viewed: Set[Buffer],
     tensor: TensorMemory,
 ) -> _Work:
     """Return how the threads run what they share; anew for each fragment that finds no place."""
@@ -163,7 +165,7 @@ def _share_out(
     statements = [p for p in found if p.stmt not in tensor.transfers]
     while True:
         before = len(fragments.shared)
-        gemms = _products(launch, teams, target, fragments, options, tensor)
+        gemms = _products(launch, teams, target, fragments, options, viewed, tensor)
         nests: dict[Stmt, NestPlan] = {}
         held: dict[Buffer, Distribution] = {}
         for team in (teams.whole, *teams.all):
@@ -183,6 +185,7 @@ def _share_out(
 def _needs(
     launch: KernelLaunch,
     tiles: list[Buffer],
+    viewed: Set[Buffer],
     teams: Teams,
     target: GpuTarget,
     fragments: Fragments,
@@ -197,15 +200,10 @@ def _needs(
             t for t in tiles
             if t.base is None and t not in tensor.tiles and _in_shared(t, fragments)
         ),
-        viewed=frozenset(_viewed(tiles)),
+        viewed=frozenset(viewed),
         staging=frozenset(_staging(work.statements, gemms, tensor) | _moved_as_matrices(nests)),
         tensor_words=tensor.words(gemms) + counted_words(launch), outside=tensor.notes,
     )  # fmt: skip
-
-
-def _viewed(tiles: Iterable[Buffer]) -> set[Buffer]:
-    """Return the tiles that views see in another shape."""
-    return {t.base for t in tiles if t.base is not None}
 
 
 def _check_single_copies(
@@ -311,10 +309,10 @@ def _products(
     target: GpuTarget,
     fragments: Fragments,
     options: GpuOptions,
+    viewed: Set[Buffer],
     tensor: TensorMemory,
 ) -> dict[Stmt, GemmPlan]:
     """Return the plan of each product; operands of fma lie in shared memory."""
-    viewed = _viewed(s.buffer for s in walk(launch.body) if isinstance(s, nodes.Alloc))
     found: dict[Stmt, GemmPlan] = {}
     for stmt in walk(launch.body):
         if not isinstance(stmt, Gemm):

@@ -22,10 +22,9 @@ UNKNOWN = (tvm.ir.TensorLoad, tir.BitwiseAnd, tir.BitwiseOr)
 def literal(value: int, dtype: str) -> Any:
     """Return the literal of a type that has the same low bits."""
     kind = DType(dtype)
-    low, high = kind.ends
-    value = (value - low) % (high - low + 1) + low
+    value = kind.wrapped(value)
     if value >= LITERAL:
-        return tir.bitwise_not(tir.IntImm(dtype, high - value))
+        return tir.bitwise_not(tir.IntImm(dtype, kind.ends[1] - value))
     return tir.IntImm(dtype, value)
 
 
