@@ -148,12 +148,13 @@ class Belief:
 
     def log_improvement(self, best: float) -> Floats:
         """Return the logarithm of the expected improvement on a time."""
+        from scipy.special import ndtr
+
         deviation = np.sqrt(self.variance)
         z = (best - self.mean) / deviation
         near = np.maximum(z, FAR)
-        below = np.array([0.5 * math.erfc(-x / math.sqrt(2.0)) for x in near])
         density = np.exp(-0.5 * near**2) / math.sqrt(2.0 * math.pi)
-        found = np.log(np.maximum(density + near * below, np.finfo(np.float64).tiny))
+        found = np.log(np.maximum(density + near * ndtr(near), np.finfo(np.float64).tiny))
         afar = -0.5 * z**2 - 2.0 * np.log(-np.minimum(z, FAR)) - 0.5 * math.log(2.0 * math.pi)
         improvement: Floats = np.where(z > FAR, found, afar) + np.log(deviation)
         return improvement
