@@ -418,9 +418,23 @@ def test_arguments_that_cannot_be_computed_with():
     function = tilecore.compute(lambda x, rest=None: x + 1)
     with pytest.raises(TypeMismatch, match="found float64"):
         function(np.zeros((3, 4)))
-    with pytest.raises(ShapeMismatch, match="expected elements"):
-        function(torch.zeros(0, 4))
     with pytest.raises(TileError, match="keys of a dict"):
         function(torch.zeros(3, 4), rest=set())
     with pytest.raises(TypeError):
         function()
+
+
+def test_of_tensors_without_elements_the_function_itself_computes():
+    function = tilecore.compute(lambda x, y: (F.softmax(x @ y, -1), np.exp(y), y.sum(0)))
+    for x, y in [
+        (torch.zeros(0, 4), torch.randn(4, 8)),
+        (torch.zeros(3, 0), torch.zeros(0, 8)),
+        (np.zeros((0, 4), np.float32), np.ones((4, 8), np.float32)),
+    ]:
+        wanted = function.function(torch.as_tensor(x), torch.as_tensor(y))
+        for found, expected in zip(function(x, y), wanted, strict=True):
+            assert type(found) is type(x)
+            assert torch.equal(torch.as_tensor(found), expected)
+    learned = torch.zeros(3, 0, requires_grad=True)
+    function(learned, torch.zeros(0, 8))[0].sum().backward()
+    assert learned.grad.shape == (3, 0)

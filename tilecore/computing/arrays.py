@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -92,6 +93,18 @@ def mapped(value: Any, place: str, change: Callable[[str, Any], Any]) -> Any:
     if isinstance(value, dict):
         return {k: mapped(v, f"{place}.{k}", change) for k, v in value.items()}
     return value
+
+
+def computed(function: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
+    """Return what a function returns for the arguments of a call, computed by torch or NumPy."""
+    try:
+        returned = function(*bound.args, **bound.kwargs)
+    except (AttributeError, TypeError):  # functions of torch take no arrays of NumPy
+        import torch
+
+        args, kwargs = mapped([bound.args, bound.kwargs], "", lambda _, t: torch.as_tensor(t))
+        returned = mapped(function(*args, **kwargs), "", lambda _, t: t.numpy())
+    return tuple(returned) if isinstance(returned, list) else returned
 
 
 def hashable(value: Any) -> Any:

@@ -183,7 +183,8 @@ class Computation:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute; tensors are torch's or NumPy's, other arguments are plain Python.
 
-        Where torch keeps gradients, that of the results is torch's own of the function.
+        Where torch keeps gradients, that of the results is torch's own of the function. Where a
+        tensor has no elements, the function itself computes.
 
         Raises:
             UnsupportedSyntax: an operation that computations do not have (TC101).
@@ -200,6 +201,8 @@ class Computation:
             tensors = {name: (args if isinstance(p, int) else kwargs)[p] for name, p in at}
         else:
             bound, tensors = self._bound(args, kwargs)
+            if any(0 in tensor.shape for tensor in tensors.values()):
+                return arrays.computed(self.function, bound)
             plan = self._plan(bound, tensors)
             if like is not None:
                 self._remember(like, plan, args, kwargs)
