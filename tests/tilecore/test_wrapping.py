@@ -137,6 +137,23 @@ def test_division_by_negative_numbers(run_both):
     run_both(main, [x], outputs, [np.stack([x // -3, x % -3]), np.zeros(3)])
 
 
+@pytest.mark.few(2)
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64"])
+def test_division_by_the_least_number_of_a_type(run_both, dtype):
+    least = np.iinfo(dtype).min
+
+    @T.prim_func
+    def main(X: T.Tensor((SIZE,), dtype), Y: T.Tensor((2, SIZE), dtype)):
+        with T.Kernel(1, threads=32) as _:
+            for i in T.Parallel(SIZE):
+                Y[0, i] = X[i] // T.cast(least, dtype)
+                Y[1, i] = X[i] % T.cast(least, dtype)
+
+    x, divisor = elements(dtype), np.array(least, dtype)
+    wanted = np.stack([x // divisor, x % divisor])
+    run_both(main, [x], [np.zeros((2, SIZE), dtype)], [wanted])
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("source", "target"), [("int64", "uint8"), ("int64", "int32"),
                                                 ("float32", "bfloat16")])  # fmt: skip

@@ -319,8 +319,14 @@ _TIR_BINARY: dict[str, Callable[[Any, Any], Any]] = {
 def _by_negative(expr: Binary, divisor: int) -> Expr:
     """Return a quotient or remainder by a negative number from those by its magnitude.
 
-    TVM would name what it divides by; under conditions that never hold it names that twice.
+    TVM would name what it divides by; under conditions that never hold it names that twice. The
+    least number of a type has no magnitude there: TVM fails at it.
     """
+    if not holds(expr.dtype, -divisor):
+        is_least, is_above = binary("eq", expr.a, expr.b), binary("gt", expr.a, 0)
+        if expr.op == "mod":
+            return select(is_least, 0, select(is_above, binary("add", expr.a, expr.b), expr.a))
+        return select(is_least, 1, select(is_above, -1, 0))
     quotient, rest = (binary(op, expr.a, const(-divisor, expr.dtype)) for op in ("floordiv", "mod"))
     is_rest = binary("ne", rest, 0)
     if expr.op == "mod":
@@ -330,7 +336,7 @@ def _by_negative(expr: Binary, divisor: int) -> Expr:
 
 def _binary(expr: Binary, scope: Scope) -> Any:
     divisor = int_value(expr.b) if expr.op in ("floordiv", "mod") else None
-    if divisor is not None and divisor < 0 and holds(expr.dtype, -divisor):
+    if divisor is not None and divisor < 0:
         return lower(cast(_by_negative(expr, divisor), expr.dtype), scope)
     lanes = _lanes(expr, scope)
     a, b = (widen(lower(e, scope), e, scope, lanes) for e in (expr.a, expr.b))
