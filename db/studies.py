@@ -217,24 +217,22 @@ class Studies:
         with self._database.read() as session:
             return [_trial(row) for row in session.scalars(query)]
 
-    def related(self, name: str, space_key: str, least: int, limit: int) -> Sequence[str]:
-        """Return the studies of a name and a space that were told of ``least`` rows, newest first.
-
-        Returns:
-            Their public ids, at most ``limit``.
-        """
-        query = (
-            select(StudyRow.public_id)
-            .join(StudyTrialRow, StudyTrialRow.study_id == StudyRow.id)
-            .where(StudyRow.space_key == space_key, StudyRow.name == name)
+    def related(self, name: str, space_key: str, least: int, limit: int) -> Sequence[StudyRecord]:
+        """Return studies of a name and a space that were told of ``least`` rows, newest first."""
+        told = (
+            select(StudyTrialRow.study_id)
             .where(StudyTrialRow.told_at.is_not(None))
-            .group_by(StudyRow.id, StudyRow.public_id)
+            .group_by(StudyTrialRow.study_id)
             .having(func.count() >= least)
+        )
+        query = (
+            select(StudyRow)
+            .where(StudyRow.space_key == space_key, StudyRow.name == name, StudyRow.id.in_(told))
             .order_by(StudyRow.id.desc())
             .limit(limit)
         )
         with self._database.read() as session:
-            return list(session.scalars(query))
+            return [_study(row) for row in session.scalars(query)]
 
     def told_before(self, study: StudyRecord, other: StudyRecord) -> dict[int, float | None]:
         """Return what another study had been told when this one began: times by row."""

@@ -1,33 +1,22 @@
-"""Tune a kernel of your own, in any language: you measure, the service says what to try next.
+"""Tune a kernel of your own, in any language: you measure, tilecore says what to try next.
 
-    tilecore serve &
     python examples/tune_your_own_kernel.py [URL]
 
 The kernel here is a blocked transpose in NumPy; yours may be CUDA, Triton or C++. Start the script
-several times at once: no configuration is measured twice. Where the service needs a key, set
-TILECORE_KEY.
+several times at once: no configuration is measured twice, and a start after the last one knows the
+answer. With the URL of a service (`tilecore serve`) several machines share the study; where it
+needs a key, set TILECORE_KEY. What this uses is REST: docs/rest.md has it for other languages.
 """
 
-import os
-import socket
 import sys
 import time
 
-import httpx
 import numpy as np
 
+from tilecore.errors import TileError
+from tuner_service.study import Study
+
 N = 2048
-STUDY = {
-    "name": f"blocked transpose {N}",
-    "parameters": {
-        "rows": [8, 16, 32, 64, 128, 256, 512],
-        "columns": [8, 16, 32, 64, 128, 256, 512],
-        "order": ["rows first", "columns first"],
-    },
-    "conditions": ["rows * columns * 4 * 2 <= 1024 * 1024", "rows * columns >= 512"],
-    "default": {"rows": 64, "columns": 64, "order": "rows first"},
-    "max_trials": 30,
-}
 
 
 def transpose(a, out, rows, columns, order):
@@ -40,53 +29,42 @@ def transpose(a, out, rows, columns, order):
 
 
 def measure(config):
-    """Return what to tell of a configuration: its times, or why it has none."""
+    """Return the times of a configuration in seconds; what is raised is why it has none."""
     a = np.random.default_rng().random((N, N), np.float32)
     out = np.full((N, N), np.nan, np.float32)
     transpose(a, out, **config)
     if not np.array_equal(out, a.T):
-        return {"failure": "wrong result"}
-    repeats_us = []
+        raise ValueError("wrong result")
+    times_s = []
     for _ in range(5):
         began = time.perf_counter()
         transpose(a, out, **config)
-        repeats_us.append((time.perf_counter() - began) * 1e6)
-    return {"repeats_us": repeats_us}
+        times_s.append(time.perf_counter() - began)
+    print(config, f"{np.median(times_s) * 1e6:.0f} us")
+    return times_s
 
 
 def main():
-    url = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8711"
-    key = os.environ.get("TILECORE_KEY")
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    worker = f"{socket.gethostname()}-{os.getpid()}"
-    with httpx.Client(base_url=url, headers=headers, timeout=60) as service:
-        # The key makes one study of all processes (and all starts) of this script on this host.
-        made = service.post(
-            "/v1/studies", json=STUDY, headers={"Idempotency-Key": f"transpose-{N}"}
-        )
-        made.raise_for_status()
-        study = made.headers["Location"]
-        while True:
-            asked = service.post(f"{study}/trials:suggest", json={"worker": worker, "count": 2})
-            asked.raise_for_status()
-            trials = asked.json()["items"]
-            if not trials:
-                if service.get(study).json()["trials"].get("leased"):
-                    time.sleep(0.5)  # others measure still; what they lose comes to us
-                    continue
-                break
-            for trial in trials:
-                told = {"worker": worker, **measure(trial["config"])}
-                answer = service.post(f"{study}/trials/{trial['id']}:complete", json=told)
-                if answer.status_code != 409:  # 409: it took too long, somebody else has it
-                    answer.raise_for_status()
-                print(trial["config"], answer.json().get("latency_us"))
-        best = service.get(study).json()["best"]
-        print("best:", best["config"], f"{best['latency_us']:.0f} us")
+    study = Study(
+        "blocked transpose",
+        {
+            "rows": [8, 16, 32, 64, 128, 256, 512],
+            "columns": [8, 16, 32, 64, 128, 256, 512],
+            "order": ["rows first", "columns first"],
+        },
+        conditions=["rows * columns * 4 * 2 <= 1024 * 1024", "rows * columns >= 512"],
+        default={"rows": 64, "columns": 64, "order": "rows first"},
+        problem={"n": N},
+        max_trials=30,
+        key=f"transpose-{N}",  # one study of all processes that say this
+        service=sys.argv[1] if len(sys.argv) > 1 else None,
+    )
+    best = study.optimize(measure)
+    print("best:", dict(best.config), f"{best.time_s * 1e6:.0f} us")
 
 
 if __name__ == "__main__":
     try:
         main()
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        sys.exit(f"the service cannot be used: {error}")
+    except TileError as error:
+        sys.exit(str(error))

@@ -7,7 +7,6 @@ is one spelling of it.
 from __future__ import annotations
 
 import ast
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,21 +24,23 @@ from tilecore.tile_config import digest
 
 MAX_ENUMERATED = 4_000_000  # combinations of values that are looked at
 MAX_CONFIGS = 200_000
+MAX_CODES = 2**62  # combinations of the values of listed configurations
 MAX_PARAMETERS, MAX_VALUES, MAX_CONDITIONS = 32, 1024, 64
 Value = bool | int | float | str
 
 
 @dataclass(frozen=True, eq=False)
 class ExternalSpace:
-    """Values per parameter, and conditions that a configuration must keep.
+    """Values per parameter, and conditions that a configuration must keep; or a list of them.
 
     Configurations are rows 0..len-1: combinations of values in the order in which they were given,
-    the last parameter fastest, without those that break a condition.
+    the last parameter fastest, without those that break a condition or are not ``listed``.
     """
 
     parameters: Mapping[str, tuple[Value, ...]]
     conditions: tuple[str, ...] = ()
     default: Mapping[str, Value] | None = None
+    listed: tuple[Mapping[str, Value], ...] | None = None
 
     def __post_init__(self) -> None:
         """Refuse what is no space.
@@ -48,11 +49,36 @@ class ExternalSpace:
             InvalidExternalSpace: says what is wrong with it (RC610).
         """
         _check_parameters(self.parameters)
+        combinations = math.prod(self._sizes)
+        most = MAX_ENUMERATED if self.listed is None else MAX_CODES
+        if combinations > most:
+            raise _fault("parameters", f"at most {most} combinations", str(combinations))
         if len(self.conditions) > MAX_CONDITIONS:
             raise _fault("conditions", f"at most {MAX_CONDITIONS}", str(len(self.conditions)))
         self._codes.setflags(write=False)  # computed here: an empty space is refused at once
         if self.default is not None:
             self.row(self.default)
+
+    @classmethod
+    def of_list(
+        cls, configurations: Sequence[Mapping[str, Value]],
+        default: Mapping[str, Value] | None = None,
+    ) -> ExternalSpace:  # fmt: skip
+        """Return the space of these configurations and no others.
+
+        Raises:
+            InvalidExternalSpace: their parameters differ, or it is none for another reason (RC610).
+        """
+        if not configurations:
+            raise _fault("configurations", "one at least", "none")
+        names = configurations[0].keys()
+        for config in configurations:
+            if config.keys() != names or not all(isinstance(v, Value) for v in config.values()):
+                expected = f"a number or a text for each of {', '.join(map(str, names))}"
+                raise _fault("configuration", expected, repr(dict(config))[:200])
+        parameters = {name: _in_order([c[name] for c in configurations]) for name in names}
+        listed = tuple({name: config[name] for name in names} for config in configurations)
+        return cls(parameters, (), default, listed)
 
     @classmethod
     def of_t1(cls, document: Mapping[str, Any]) -> ExternalSpace:
@@ -83,8 +109,9 @@ class ExternalSpace:
 
     @property
     def key(self) -> str:
-        """Return what is the same for the same parameters and conditions."""
-        return digest([list(map(list, self.parameters.items())), list(self.conditions)])
+        """Return what is the same for the same parameters and conditions, and the same list."""
+        listed = [] if self.listed is None else [self._codes.tolist()]
+        return digest([list(map(list, self.parameters.items())), list(self.conditions), *listed])
 
     def config(self, row: int) -> dict[str, Value]:
         """Return a configuration."""
@@ -94,13 +121,9 @@ class ExternalSpace:
 
     def find(self, config: Mapping[str, Value]) -> int | None:
         """Return the row of a configuration, None where it is not in the space."""
-        if set(config) != set(self.parameters):
+        code = self._code(config)
+        if code is None:
             return None
-        code = 0
-        for name, values in self.parameters.items():
-            if config[name] not in values:
-                return None
-            code = code * len(values) + values.index(config[name])
         row = int(np.searchsorted(self._codes, code))
         return row if row < len(self) and self._codes[row] == code else None
 
@@ -112,7 +135,7 @@ class ExternalSpace:
         """
         found = self.find(config)
         if found is None:
-            raise _fault("default", "a configuration of the space", json.dumps(dict(config)))
+            raise _fault("default", "a configuration of the space", repr(dict(config))[:200])
         return found
 
     def features(self) -> NDArray[np.float64]:
@@ -124,9 +147,14 @@ class ExternalSpace:
         return np.stack(columns, axis=1)
 
     def landscape(self) -> Landscape:
-        """Return what a search may see: values and neighbours."""
+        """Return what a search may see: values and neighbours (of a list: the most alike)."""
         digits = np.stack(self._digits, axis=1)
         strides = [math.prod(self._sizes[i + 1 :]) for i in range(len(self._sizes))]
+
+        def nearest_listed(row: int) -> list[int]:
+            apart = np.abs(digits - digits[row]).sum(axis=1)
+            order = np.argsort(apart, kind="stable")[: 2 * len(self._sizes) + 1]
+            return [int(r) for r in order if r != row]
 
         def neighbours(row: int) -> list[int]:
             near = []
@@ -141,7 +169,8 @@ class ExternalSpace:
 
         values = self.features()
         nothing = np.ones(len(self))
-        return Landscape(nothing, shapes(values), neighbours, places=places(values))
+        near = neighbours if self.listed is None else nearest_listed
+        return Landscape(nothing, shapes(values), near, places=places(values))
 
     @property
     def _digits(self) -> tuple[NDArray[np.intp], ...]:
@@ -155,6 +184,8 @@ class ExternalSpace:
     @cached_property
     def _codes(self) -> NDArray[np.int64]:
         """Mixed-radix numbers of the configurations, ascending."""
+        if self.listed is not None:
+            return self._listed_codes()
         mask = np.ones(self._sizes, bool)
         for text in self.conditions:
             condition = Condition(text, self.parameters)
@@ -171,6 +202,35 @@ class ExternalSpace:
             expected = f"1 to {MAX_CONFIGS} configurations that keep all conditions"
             raise _fault("space", expected, str(len(codes)))
         return codes
+
+    def _listed_codes(self) -> NDArray[np.int64]:
+        found: dict[int, Mapping[str, Value]] = {}
+        for config in self.listed or ():
+            code = self._code(config)
+            if code is None or code in found:
+                expected = "each one once, of values of the parameters"
+                raise _fault("configurations", expected, repr(dict(config))[:200])
+            found[code] = config
+        if not 0 < len(found) <= MAX_CONFIGS:
+            raise _fault("configurations", f"1 to {MAX_CONFIGS}", str(len(found)))
+        return np.array(sorted(found), np.int64)
+
+    def _code(self, config: Mapping[str, Value]) -> int | None:
+        """Return the mixed-radix number of a configuration, None where it has other values."""
+        if set(config) != set(self.parameters):
+            return None
+        code = 0
+        for name, values in self.parameters.items():
+            if config[name] not in values:
+                return None
+            code = code * len(values) + values.index(config[name])
+        return code
+
+
+def _in_order(values: Sequence[Value]) -> tuple[Value, ...]:
+    """Return different values: numbers ascending, texts as they come."""
+    found = tuple(dict.fromkeys(values))
+    return found if any(isinstance(v, str) for v in found) else tuple(sorted(found))
 
 
 def _check_parameters(parameters: Mapping[str, tuple[Value, ...]]) -> None:
@@ -192,9 +252,6 @@ def _check_parameters(parameters: Mapping[str, tuple[Value, ...]]) -> None:
             raise _fault(f"values of {name}", expected, repr(values)[:80])
         if len(set(values)) != len(values):
             raise _fault(f"values of {name}", "each value once", repr(values)[:80])
-    combinations = math.prod(len(values) for values in parameters.values())
-    if combinations > MAX_ENUMERATED:
-        raise _fault("parameters", f"at most {MAX_ENUMERATED} combinations", str(combinations))
 
 
 def _is_exact(value: float) -> bool:

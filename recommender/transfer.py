@@ -9,7 +9,8 @@ counts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,8 @@ SMOOTHING_ROUNDS, SMOOTHING_RATE = 200, 0.15
 FIRST = 4  # configs of the cover that a search begins with
 DEFINITE = 1e-3  # weight of the expectation among covers that are equally good
 PER_STEP = 0.5  # of a device's weight, for every step that it is farther away
+PER_DOUBLING = 0.5  # steps, of a size of the problem
+OTHER_FIELD = 1.0  # steps, of a field of the problem that is no size
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +77,7 @@ class Sources:
         cls,
         features: NDArray[np.float64],
         times_s: Sequence[dict[int, float | None]],
-        steps: Sequence[int],
+        steps: Sequence[float],
     ) -> Sources | None:
         """Return what was told of some rows of a space by others; None: too little to learn from.
 
@@ -154,7 +157,22 @@ class Sources:
         return Landscape(prior_s, features, own.neighbours, evidence)
 
 
-def weights(steps: Sequence[int]) -> NDArray[np.float64]:
+def steps_of_problem(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+    """Return how far the problems of two searches are from each other, as devices are in steps."""
+    return sum(
+        _steps_of_field(one.get(name), other.get(name)) for name in one.keys() | other.keys()
+    )
+
+
+def _steps_of_field(one: Any, other: Any) -> float:
+    if one == other:
+        return 0.0
+    if all(type(value) is int and value > 0 for value in (one, other)):
+        return PER_DOUBLING * abs(math.log2(one / other))
+    return OTHER_FIELD
+
+
+def weights(steps: Sequence[float]) -> NDArray[np.float64]:
     """Return what devices so many steps away weigh, 1 together."""
     found = PER_STEP ** np.array(steps, dtype=np.float64)
     shares: NDArray[np.float64] = found / found.sum()

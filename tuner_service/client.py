@@ -203,6 +203,34 @@ class ServiceClient:
                 return
             sleep(POLL_S)
 
+    def create_study(self, body: Mapping[str, Any], key: str) -> dict[str, Any]:
+        """Create a study of an external kernel, or return the one that was made with this key."""
+        headers = {"Idempotency-Key": key}
+        answer = self._ask("POST", "/v1/studies", json=dict(body), headers=headers)
+        study: dict[str, Any] = answer.json()
+        return study
+
+    def study(self, study_id: str) -> dict[str, Any]:
+        """Return a study as the service tells it."""
+        found: dict[str, Any] = self._ask(
+            "GET", f"/v1/studies/{study_id}", patience_s=OUTAGE_S
+        ).json()
+        return found
+
+    def suggest(self, study_id: str, worker: str, lease_s: float) -> list[dict[str, Any]]:
+        """Return the trial that a worker is to measure next, in a list; none where none is left."""
+        found = self._ask(
+            "POST", f"/v1/studies/{study_id}/trials:suggest", patience_s=OUTAGE_S,
+            json={"worker": worker, "lease_s": lease_s},
+        )  # fmt: skip
+        items: list[dict[str, Any]] = found.json()["items"]
+        return items
+
+    def complete(self, study_id: str, trial_id: int, told: Mapping[str, Any]) -> None:
+        """Tell what came of a trial: ``worker``, and ``repeats_us`` or ``failure``."""
+        path = f"/v1/studies/{study_id}/trials/{trial_id}:complete"
+        self._ask("POST", path, patience_s=OUTAGE_S, json=dict(told))
+
     def _about(self, sent: Sent, question: OpenProgram) -> dict[str, Any]:
         return {
             "program": sent.program.digest,

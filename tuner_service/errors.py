@@ -321,6 +321,16 @@ class StudyOfAnotherVersion(ServiceError):
     default_hint = "make a new study: what this one was told stays readable"
 
 
+class NothingMeasured(ServiceError):
+    """None of the configurations that a study tried has a time."""
+
+    code, title = "SV937", "nothing-measured"
+    template = (
+        "expected a time of a configuration of {name}, found {count} without one; last: {last}"
+    )
+    default_hint = "what `measure` raised, or returned, for each is kept with the study's trials"
+
+
 class FaultyParts(Exception):
     """Several questions came in one request, and some of them cannot be used.
 

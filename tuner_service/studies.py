@@ -1,7 +1,7 @@
 """Studies: the search engine for kernels that others run (ask and tell).
 
-A study of a kernel and a space that were searched before, on whatever device, begins with what is
-fast there, and weighs what was told there against what it is told itself.
+A study of a kernel and a space that were searched before, for whatever problem and on whatever
+device, begins with what is fast there, and weighs what was told there against what it is told.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from recommender.cost_model import MIN_ROWS
 from recommender.external import ExternalSpace
 from recommender.gpu_names import steps_between
 from recommender.search import STRATEGIES, Landscape, Observations
-from recommender.transfer import FIRST, Sources
+from recommender.transfer import FIRST, Sources, steps_of_problem
 from tilecore.tile_config import digest
 from tuner_service.study_spaces import (
     OUTSIDE,
@@ -29,7 +29,8 @@ from tuner_service.study_spaces import (
 )
 
 MAX_REMEMBERED = 16  # spaces; the largest take some tens of megabytes
-MAX_RELATED = 8  # studies that one learns from, the newest
+MAX_RELATED = 8  # studies that one learns from: the nearest, of those the newest
+MAX_LOOKED_AT = 64  # of which they are taken, the newest
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,25 +53,28 @@ class StudyEngine:
     def create(
         self, space: ExternalSpace | KernelSpace, *, name: str, hardware: str, strategy: str,
         max_trials: int, seed: int, created_by: str, idempotency_key: str | None,
-        warm_start: bool = True,
+        warm_start: bool = True, problem: Mapping[str, Any] | None = None,
     ) -> tuple[StudyRecord, bool]:  # fmt: skip
         """Store a study; return it and whether it is new.
 
-        With ``warm_start`` it learns from earlier studies of its name and space.
+        With ``warm_start`` it learns from earlier studies of its name and space, those of the
+        nearest devices and (of an external kernel) problems.
 
         Raises:
             IdempotencyConflict: the key came before with another study (DB807).
         """
-        stored = described(space)
+        stored = described(space) | ({} if problem is None else {"problem": dict(problem)})
         asked = [stored, name, hardware, strategy, max_trials, seed, *([] if warm_start else [0])]
-        related: Sequence[str] = ()
+        related: list[StudyRecord] = []
         if warm_start and isinstance(space, ExternalSpace) and strategy != "random":
-            related = self._store.studies.related(name, space.key, MIN_ROWS, MAX_RELATED)
+            known = self._store.studies.related(name, space.key, MIN_ROWS, MAX_LOOKED_AT)
+            near = sorted(known, key=lambda s: _steps(hardware, problem or {}, s))
+            related = near[:MAX_RELATED]
         return self._store.studies.create(
             NewStudy(
                 name=name,
                 hardware=hardware,
-                space={**stored, "learns_from": list(related)},
+                space={**stored, "learns_from": [s.public_id for s in related]},
                 space_key=space.key,
                 strategy=strategy,
                 seed=seed,
@@ -132,7 +136,8 @@ class StudyEngine:
         studies = self._store.studies
         others = [studies.get(public_id) for public_id in related]
         told = [studies.told_before(study, other) for other in others]
-        steps = [steps_between(study.hardware, other.hardware) for other in others]
+        problem = study.space.get("problem", {})
+        steps = [_steps(study.hardware, problem, other) for other in others]
         sources = Sources.told(space.features(), told, steps)
         if sources is None:
             return None
@@ -162,6 +167,12 @@ class StudyEngine:
 
     def _has_room(self, study: StudyRecord) -> bool:
         return sum(self._store.studies.count(study).values()) < study.max_trials
+
+
+def _steps(hardware: str, problem: Mapping[str, Any], other: StudyRecord) -> float:
+    """Return how far what another study measured is from a device and a problem."""
+    apart = steps_of_problem(problem, other.space.get("problem", {}))
+    return steps_between(hardware, other.hardware) + apart
 
 
 def _is_outside(stored: Mapping[str, Any], space: ExternalSpace | KernelSpace) -> bool:

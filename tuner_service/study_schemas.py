@@ -15,6 +15,7 @@ ParameterValue = bool | int | float | Annotated[str, Field(max_length=64)]
 ParameterValues = Annotated[list[ParameterValue], Field(min_length=1, max_length=1024)]
 Microseconds = Annotated[Seconds, Field(gt=0, le=1e12)]  # a number: neither true nor "5"
 ParameterName = Annotated[str, Field(max_length=64)]
+Configuration = Annotated[dict[ParameterName, ParameterValue], Field(min_length=1, max_length=32)]
 
 
 class StudyRequest(Wire):
@@ -31,6 +32,9 @@ class StudyRequest(Wire):
         description="what every configuration keeps, in the names of the parameters",
         examples=[["(BLOCK_M + BLOCK_N) * 64 * num_stages <= 48 * 1024"]],
     )
+    configurations: Annotated[list[Configuration], Field(min_length=1, max_length=4096)] | None = (
+        Field(None, description="instead of parameters and conditions: these and no others")
+    )
     default: dict[ParameterName, ParameterValue] | None = Field(
         None, max_length=32, description="measured first"
     )
@@ -43,13 +47,18 @@ class StudyRequest(Wire):
         description="instead of these: a kernel of the library, whose knobs the parameters are, "
         "for `problem` on `hardware` (a known device; empty: the host of the service)",
     )
-    problem: ProblemFields | None = Field(None, description="of `kernel`: sizes and other fields")
+    problem: ProblemFields | None = Field(
+        None,
+        description="sizes and other fields, of `kernel` or of a kernel of your own: of the latter "
+        "they tell how near earlier studies are",
+    )
     threads: Int = Field(0, ge=0, le=MAX_THREADS, description="of `kernel`: cores; 0: all")
     strategy: Literal["model", "evolutionary", "random", "exhaustive"] = "model"
     warm_start: bool = Field(
         True,
         description="begin with what earlier studies of this name and these parameters and "
-        "conditions found, on whatever hardware: the nearer it is, the more they count",
+        "conditions found, on whatever hardware and for whatever problem: the nearer, the more "
+        "they count",
     )
     max_trials: Int = Field(200, ge=1, le=100_000)
     seed: Int = Field(0, ge=0, le=2**31 - 1)

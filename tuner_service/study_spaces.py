@@ -102,9 +102,11 @@ class KernelSpace:
 def described(space: ExternalSpace | KernelSpace) -> dict[str, Any]:
     """Return what is stored of a space."""
     if isinstance(space, ExternalSpace):
+        listed = None if space.listed is None else [list(c.values()) for c in space.listed]
         return {
             "parameters": [[name, list(values)] for name, values in space.parameters.items()],
             "conditions": list(space.conditions),
+            **({} if listed is None else {"configurations": listed}),
             "default": None if space.default is None else dict(space.default),
             "size": len(space),
         }
@@ -128,6 +130,9 @@ def rebuilt(store: SqlStore, stored: Mapping[str, Any], key: str) -> StudySpace:
     """
     if "kernel" not in stored:
         parameters = {name: tuple(values) for name, values in stored["parameters"]}
+        if "configurations" in stored:
+            listed = stored["configurations"]
+            return ExternalSpace.of_list([dict(zip(parameters, c, strict=True)) for c in listed])
         return ExternalSpace(parameters, tuple(stored["conditions"]))
     hardware = find_hardware(store, stored["hardware"])
     definition = kernels.get(stored["kernel"]).on(hardware.kind)

@@ -112,6 +112,24 @@ def test_neighbours_differ_in_one_parameter_by_one_step():
         assert sorted(landscape.neighbours(row)) == expected
 
 
+def test_a_list_is_a_space_of_its_own():
+    listed = [
+        {"BM": 2**i, "warps": w, "layout": x} for i in range(30) for w, x in ((4, "n"), (8, "t"))
+    ]
+    space = ExternalSpace.of_list(listed[::-1], default=listed[7])
+    assert len(space) == 60
+    assert sorted(map(str, map(space.config, range(60)))) == sorted(map(str, listed))
+    assert all(space.config(space.row(config)) == config for config in listed)
+    assert space.find(listed[0] | {"warps": 8}) is None
+    assert space.key == ExternalSpace.of_list(listed[::-1]).key
+    assert space.key != ExternalSpace.of_list(listed[:59]).key
+    near = [space.config(row) for row in space.landscape().neighbours(space.row(listed[20]))]
+    assert listed[18] in near
+    assert listed[20] not in near
+    rows = STRATEGIES["evolutionary"].ask(8, space.landscape(), Observations(), 0)
+    assert len(set(rows)) == 8
+
+
 BAD = {
     "no parameter": ({}, ()),
     "no values": ({"a": ()}, ()),

@@ -194,12 +194,30 @@ def test_a_study_of_the_same_device_begins_with_the_winner(client):
     assert best in [trial["config"] for trial in ask(client, again, count=4)]
 
 
+def test_listed_configurations(client):
+    listed = [{"tile": tile, "warps": tile // 16} for tile in (16, 32, 64, 128)]
+    body = {"name": "listed", "configurations": listed, "default": listed[2]}
+    made = client.post("/v1/studies", json=body)
+    assert (made.status_code, made.json()["space_size"]) == (201, 4)
+    found = [trial["config"] for trial in ask(client, made.headers["location"], count=64)]
+    assert found[0] == listed[2]
+    assert sorted(found, key=lambda config: config["tile"]) == listed
+
+
 BAD = {
     "no space": ({"name": "x"}, "SV901"),
     "two spaces": (STUDY | {"t1": {}}, "SV901"),
     "no T1": ({"name": "x", "t1": {"a": 1}}, "RC610"),
     "code": (STUDY | {"conditions": ["__import__('os').system('true')"]}, "RC610"),
     "default outside": (STUDY | {"default": {"BM": 1}}, "RC610"),
+    "listed with conditions": (
+        {"name": "x", "configurations": [{"a": 1}], "conditions": ["a > 0"]},
+        "SV901",
+    ),
+    "listed unlike": ({"name": "x", "configurations": [{"a": 1}, {"b": 1}]}, "RC610"),
+    "listed twice": ({"name": "x", "configurations": [{"a": 1}, {"a": 1}]}, "RC610"),
+    "none listed": ({"name": "x", "configurations": []}, "SV901"),
+    "threads": (STUDY | {"threads": 2}, "SV901"),
     "empty": (STUDY | {"conditions": ["BM < 0"], "default": None}, "RC610"),
     "huge": ({"name": "x", "parameters": {f"p{i}": list(range(99)) for i in range(9)}}, "RC610"),
     "nested": ({"name": "x", "parameters": {"p": [[1]]}}, "SV901"),
@@ -345,7 +363,7 @@ def test_a_default_outside_of_the_space_is_measured_first(client):
         ({"parameters": {"a": [1]}}, 422, "SV901"),
         ({"conditions": ["block_M > 3"]}, 422, "SV901"),
         ({"default": {"block_M": 64}}, 422, "SV901"),
-        ({"kernel": None, "parameters": {"a": [1]}}, 422, "SV901"),
+        ({"kernel": None, "parameters": {"a": [1]}, "threads": 1}, 422, "SV901"),
     ],
 )
 def test_bad_studies_of_library_kernels(client, store, changes, status, code):

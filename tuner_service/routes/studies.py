@@ -68,6 +68,7 @@ def create_study(
         created_by=sender.author,
         idempotency_key=idempotency_key,
         warm_start=request.warm_start,
+        problem=None if request.kernel else request.problem,
     )
     response.headers["Location"] = f"/v1/studies/{study.public_id}"
     if not is_new:
@@ -144,14 +145,21 @@ def close_study(study_id: StudyId, store: Store) -> StudyOut:
 
 
 def _space(store: SqlStore, request: StudyRequest) -> ExternalSpace | KernelSpace:
-    given = [name for name in ("parameters", "t1", "kernel") if getattr(request, name) is not None]
+    ways = ("parameters", "configurations", "t1", "kernel")
+    given = [name for name in ways if getattr(request, name) is not None]
     if len(given) != 1:
-        expected = "expected one of parameters, t1 and kernel"
+        expected = "expected one of parameters, configurations, t1 and kernel"
         raise InvalidRequest(message=f"{expected}, found {' and '.join(given) or 'none'}")
     if request.kernel is not None:
         return _kernel_space(store, request, request.kernel)
-    if request.problem is not None or request.threads:
-        raise InvalidRequest(message="expected problem and threads with kernel, found no kernel")
+    if request.threads:
+        raise InvalidRequest(message="expected threads with kernel, found no kernel")
+    if request.configurations is not None:
+        if request.conditions:
+            raise InvalidRequest(
+                message="expected conditions with parameters, found configurations"
+            )
+        return ExternalSpace.of_list(request.configurations, request.default)
     if request.t1 is not None:
         return ExternalSpace.of_t1(request.t1)
     parameters = {name: tuple(values) for name, values in (request.parameters or {}).items()}

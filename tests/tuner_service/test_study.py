@@ -1,0 +1,182 @@
+"""A study from Python: here in a database of this machine, or at a service."""
+
+import threading
+
+import pytest
+
+from db.errors import IdempotencyConflict
+from recommender.errors import InvalidExternalSpace
+from tests.tuner_service.serving import served
+from tuner_service.app import create_app
+from tuner_service.errors import InvalidRequest, NothingMeasured, Refused
+from tuner_service.study import Study
+
+TILES = {"BM": [32, 64, 128], "BN": [32, 64, 128], "stages": [2, 3]}
+
+
+@pytest.fixture(params=["here", "service"])
+def place(request, settings, store, monkeypatch):
+    """Return what `service` is for studies: None, or the address of a service."""
+    monkeypatch.setenv("TILECORE_DATA_DIR", str(settings.data_dir))
+    if request.param == "here":
+        yield None
+        return
+    with served(create_app(settings, store)) as url:
+        yield url
+
+
+def time_of(config):
+    return 1e-6 * (10.0 + abs(config["BM"] - 128) + abs(config["BN"] - 64) + config["stages"])
+
+
+def test_the_fastest_is_found_and_kept(place, store):
+    measured = []
+
+    def measure(config):
+        measured.append(dict(config))
+        return [time_of(config), time_of(config) * 3, time_of(config)]
+
+    asked = {
+        "conditions": ["BM * BN <= 8192"], "default": {"BM": 32, "BN": 32, "stages": 3},
+        "max_trials": 12, "key": "mine", "service": place,
+    }  # fmt: skip
+    study = Study("my matmul", TILES, **asked)
+    assert study.best() is None
+    best = study.optimize(measure)
+    assert measured[0] == {"BM": 32, "BN": 32, "stages": 3}
+    assert best.config == min(measured, key=time_of) == {"BM": 128, "BN": 64, "stages": 2}
+    assert best.time_s == pytest.approx(time_of(best.config))
+    assert (best.measured, len(measured)) == (12, 12)
+    again = Study("my matmul", TILES, **asked)  # as another process would
+    assert again.optimize(measure) == again.best() == best
+    assert len(measured) == 12
+    assert len(store.studies.list()) == 1
+    with pytest.raises((IdempotencyConflict, Refused), match="DB807"):
+        Study("my matmul", TILES, **asked | {"seed": 3}).optimize(measure)
+
+
+def test_listed_configurations_and_no_others(place):
+    listed = [
+        {"tile": 64, "warps": 4, "layout": "row"},
+        {"warps": 8, "layout": "row", "tile": 128},
+        {"tile": 256, "warps": 8, "layout": "column"},
+    ]
+    measured = []
+    study = Study("listed", configurations=listed, service=place, default=listed[1])
+    best = study.optimize(lambda config: measured.append(config) or 1.0 / config["tile"])
+    assert measured[0] == listed[1]
+    assert sorted(c["tile"] for c in measured) == [64, 128, 256]
+    assert all(config in listed for config in measured)
+    assert best.config == listed[2]
+
+
+def test_failures_are_no_times(place, store):
+    def measure(config):
+        if config["BM"] == 32:
+            raise MemoryError("too much shared memory")
+        return float("inf") if config["BM"] == 64 else time_of(config)
+
+    study = Study("fails", TILES, service=place)
+    assert study.optimize(measure).config["BM"] == 128
+    details = {t.config["BM"]: t.detail for t in store.studies.trials(store.studies.list()[0])}
+    assert details[32] == "MemoryError: too much shared memory"
+    assert details[64] == "measured inf s"
+    with pytest.raises(NothingMeasured, match="18 without one; last: measured nan s"):
+        Study("never", TILES, service=place).optimize(lambda config: float("nan"))
+
+
+def test_what_is_not_caught_is_measured_again(place):
+    study = Study("stops", TILES, service=place, default={"BM": 64, "BN": 64, "stages": 2})
+    seen = []
+
+    def stop(config):
+        seen.append(config)
+        raise KeyError("a fault of the caller's")
+
+    with pytest.raises(KeyError):
+        study.optimize(stop, catch=(RuntimeError,))
+    with pytest.raises(InvalidRequest, match="found None"):
+        study.optimize(lambda config: seen.append(config))
+    study.optimize(lambda config: seen.append(config) or time_of(config))
+    assert seen[0] == seen[1] == seen[2]
+    assert len(seen) == 18 + 2
+
+
+def test_processes_share_a_study(place):
+    measured, lock, found = [], threading.Lock(), []
+
+    def measure(config):
+        with lock:
+            measured.append(tuple(config.values()))
+        return time_of(config)
+
+    def work():
+        study = Study("shared", TILES, key="one", service=place)
+        found.append(study.optimize(measure).config)
+
+    workers = [threading.Thread(target=work) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert len(measured) == len(set(measured)) == 18
+    assert found == [{"BM": 128, "BN": 64, "stages": 2}] * 3
+
+
+def test_a_closed_study_gives_what_it_has(place, store):
+    study = Study("closed", TILES, service=place)
+    times = iter([3.0, 1.0, 2.0])
+
+    def measure(config):
+        found = next(times)
+        if found == 1.0:
+            store.studies.close(store.studies.list()[0].public_id)
+        return found
+
+    assert study.optimize(measure).time_s == 1.0
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({}, InvalidRequest),
+        ({"parameters": TILES, "configurations": [{"a": 1}]}, InvalidRequest),
+        ({"configurations": [{"a": 1}], "conditions": ["a > 0"]}, InvalidRequest),
+        ({"parameters": TILES, "strategy": "magic"}, InvalidRequest),
+        ({"parameters": TILES, "max_trials": 0}, InvalidRequest),
+        ({"parameters": TILES, "default": {"BM": 1}}, InvalidExternalSpace),
+        ({"configurations": []}, InvalidExternalSpace),
+        ({"configurations": [{"a": 1}, {"b": 1}]}, InvalidExternalSpace),
+        ({"configurations": [{"a": 1}, {"a": 1}]}, InvalidExternalSpace),
+        ({"configurations": [{"a": [1]}]}, InvalidExternalSpace),
+        ({"configurations": [{"a": 1}, {"a": "x"}]}, InvalidExternalSpace),
+        ({"configurations": [{"a": 1}], "default": {"a": 2}}, InvalidExternalSpace),
+    ],
+)
+def test_what_is_no_study_is_told_at_once(given, error):
+    with pytest.raises(error, match="expected"):
+        Study("bad", **given)
+
+
+def test_a_study_begins_with_what_was_fast_for_like_problems(place, store):
+    """What was fast for few rows is slow for many; the nearest problem tells."""
+    tall, wide = {"m": 4096, "n": 4096}, {"m": 16, "n": 4096}
+
+    def time_for(m):
+        return lambda config: 1e-6 * (10 + abs(config["BM"] - (128 if m > 1000 else 32)))
+
+    for problem in (wide, tall):
+        Study("products", TILES, problem=problem, service=place).optimize(time_for(problem["m"]))
+    for _ in range(7):  # newer ones, far away
+        Study("products", TILES, problem={"m": 8, "n": 64}, service=place).optimize(time_for(8))
+    first = []
+
+    def measure(config):
+        first.append(config["BM"])
+        return time_for(2048)(config)
+
+    Study("products", TILES, problem={"m": 2048, "n": 4096}, service=place).optimize(measure)
+    assert first[0] == 128
+    learned = store.studies.list()[0].space["learns_from"]
+    assert len(learned) == 8
+    assert store.studies.get(learned[0]).space["problem"] == tall
