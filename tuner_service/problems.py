@@ -143,8 +143,9 @@ def _methods(app: FastAPI, path: str) -> list[str]:
     for template, methods in operations.items():
         pattern = re.escape(re.sub(r"\{\w+\}", "\0", template)).replace("\0", "[^/:]+")
         if re.fullmatch(pattern, path):
-            return sorted(method.upper() for method in methods)
-    return ["GET"]  # pages, which the document does not list
+            found = sorted(method.upper() for method in methods)
+            return [*found, "HEAD"] if "GET" in found else found
+    return ["GET", "HEAD"]  # pages, which the document does not list
 
 
 async def _internal_error(request: Request, error: Exception) -> JSONResponse:

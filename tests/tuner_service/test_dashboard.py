@@ -392,7 +392,7 @@ def test_no_page_takes_another_method_than_get(serve):
     client = serve()
     for address in ("/dashboard", "/dashboard/runs", "/dashboard/recommend"):
         answer = client.post(address)
-        assert (answer.status_code, answer.headers["allow"]) == (405, "GET")
+        assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
 
 
 def test_nul_in_an_address_is_told_on_a_page(serve):
