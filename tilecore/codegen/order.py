@@ -75,11 +75,16 @@ class KernelReader(Expressions):
     def read(self, nest: Any, before: Sequence[Any]) -> OrderProgram:
         """Return a nest of thread bindings as a program."""
         extents: dict[str, tuple[int, Any]] = {}
+        of_grid: set[int] = set()
         while isinstance(nest, tir.AttrStmt):
             if nest.attr_key == "thread_extent":
                 size = self._number(nest.value)
+                of_grid |= {hash(var) for var in _variables(nest.value)}
                 extents[str(nest.node.thread_tag)] = (size, nest.node.var)
             nest = nest.body
+        self.open &= _of_loops(nest) - of_grid
+        if self.reading.is_idle:
+            self.variables |= dict.fromkeys(self.open, 0)
         counts = [extents.get(f"threadIdx.{a}", (1, None)) for a in "xyz"]
         clusters = [extents.get(f"clusterCtaIdx.{a}", (1, None))[0] for a in "xyz"]
         threads, blocks = math.prod(c for c, _ in counts), math.prod(clusters)
@@ -97,6 +102,7 @@ class KernelReader(Expressions):
             slots=self.slots, shared_bytes=-(-self.shared_bytes // ALIGNMENT) * ALIGNMENT,
             granule=granule, period=self._period(), globals={s: self.global_sizes[s] for s in both},
             unread=tuple(self.sites[n] for n in self.unread),
+            is_open=bool(self.open) or self.has_assumed,
         )  # fmt: skip
 
     def _period(self) -> int:
@@ -360,6 +366,35 @@ class KernelReader(Expressions):
 
     def _attr(self, stmt: Any) -> Node:
         return self.statement(stmt.body)
+
+
+def _variables(expr: Any) -> list[Any]:
+    """Return the variables of an expression."""
+    found: list[Any] = []
+    tvm_ffi.structural_walk(expr, (tir.Var, found.append))
+    return found
+
+
+def _of_loops(nest: Any) -> set[int]:
+    """Return the variables that the lengths of loops follow from."""
+    given: dict[int, Any] = {}
+    found: set[int] = set()
+
+    def bind(stmt: Any) -> None:
+        given[hash(stmt.var)] = stmt.value
+
+    def add(expr: Any) -> None:
+        for var in _variables(expr):
+            key = hash(var)
+            if key not in found:
+                found.add(key)
+                if key in given:
+                    add(given[key])
+
+    tvm_ffi.structural_walk(nest, (tir.Bind, bind))
+    tvm_ffi.structural_walk(nest, (tir.For, lambda loop: add(loop.extent)))
+    tvm_ffi.structural_walk(nest, (tir.While, lambda loop: add(loop.condition)))
+    return found
 
 
 def unread(what: str, span: SourceSpan | None) -> UnsupportedOnTarget:

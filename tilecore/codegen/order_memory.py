@@ -72,11 +72,14 @@ class Reading:
         boxes: bytes of the boxes of tensor maps, by the name of the parameter.
         scalars: values of scalar parameters and dimensions, by name.
         is_last: whether the last block (cluster) of the grid is read, or the first.
+        is_idle: whether sizes that the grid does not follow from, and elements that decide where
+            threads go, are all 0: loops over them have no turns.
     """
 
     boxes: Mapping[str, int]
     scalars: Mapping[str, int]
     is_last: bool = True
+    is_idle: bool = False
 
 
 class Expressions:
@@ -107,6 +110,8 @@ class Expressions:
         self.global_ways: dict[int, set[str]] = {}
         self.global_sizes: dict[int, int] = {}
         self.unread: list[int] = []
+        self.open: set[int] = set()  # parameters whose values are taken for something
+        self.has_assumed = False  # whether elements are
         self.span: Any = None
         self.uniform: set[int] = set()  # variables that are the same in all threads
         self.turning: set[int] = set()  # variables that follow from where loops are
@@ -120,6 +125,8 @@ class Expressions:
         elif str(param.name) in self.reading.boxes:
             self.pointers[key] = Pointer("map", size=self.reading.boxes[str(param.name)])
         elif str(getattr(param, "ty", "")).startswith(INTEGERS):
+            if str(param.name) not in self.reading.scalars:
+                self.open.add(key)
             self.variables[key] = self.reading.scalars.get(str(param.name), OPEN_SIZE)
 
     def _constant(self, value: Value) -> Known:
@@ -302,7 +309,10 @@ class Expressions:
             return lambda env: env.machine.locals.load(slot, index(env), env[0])
         if memory.space == "global":
             start, _ = self._place(memory, load.indices)
-            return None if start is None else _assumed(expression(start), memory.itemsize)
+            self.has_assumed = True
+            if start is None or self.reading.is_idle:
+                return None if start is None else 0
+            return _assumed(expression(start), memory.itemsize)
         if memory.space == "shared" and memory.itemsize == 4:
             start, _ = self._place(memory, load.indices)
             if isinstance(start, int):

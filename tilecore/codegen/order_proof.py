@@ -15,24 +15,33 @@ SHOWN = 5  # faults in an error
 
 
 def order_programs(
-    program: LoweredProgram, scalars: Mapping[str, int] | None = None, *, is_last: bool = True
-) -> list[OrderProgram]:
+    program: LoweredProgram, scalars: Mapping[str, int] | None = None, *, is_last: bool = True,
+    is_idle: bool = False,
+) -> list[OrderProgram]:  # fmt: skip
     """Return the kernels of a program in the event language, by one of their blocks.
 
     Args:
         program: what was lowered.
         scalars: values of dimensions and scalar parameters by name.
         is_last: whether the block (cluster) is the last of the grid, or the first.
+        is_idle: whether what data says of the work is nothing: loops over it have no turns.
     """
     boxes = {m.name: math.prod(m.box) * m.tensor.dtype.itemsize for m in program.maps}
-    return read_kernels(program.func, Reading(boxes, scalars or {}, is_last))
+    return read_kernels(program.func, Reading(boxes, scalars or {}, is_last, is_idle))
 
 
 def faults_of(program: LoweredProgram, scalars: Mapping[str, int] | None = None) -> Iterator[Fault]:
-    """Yield the faults of a program: of the last block of each kernel, then of the first."""
+    """Yield the faults of a program: of the last block of each kernel, then of the first.
+
+    Where loops follow from data, also of a last block that they give nothing to do.
+    """
+    is_open = False
     for is_last in (True, False):
         for kernel in order_programs(program, scalars, is_last=is_last):
+            is_open |= kernel.is_open
             yield from check(kernel, ENOUGH)
+    for kernel in order_programs(program, scalars, is_idle=True) if is_open else ():
+        yield from check(kernel, ENOUGH)
 
 
 def prove_order(program: LoweredProgram, name: str) -> None:

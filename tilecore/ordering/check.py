@@ -8,7 +8,7 @@ from typing import Any
 
 from tilecore.ordering.code import Flattener, Unrolling
 from tilecore.ordering.faults import Fault
-from tilecore.ordering.machine import Machine
+from tilecore.ordering.machine import Guess, Machine
 from tilecore.ordering.program import (
     ACCESSES,
     Act,
@@ -41,15 +41,22 @@ class Verdict:
 def judge(program: OrderProgram, unrolling: Unrolling = ALL) -> Verdict:
     """Return what is wrong with the order of a program."""
     code = Flattener(program.slots).flatten(program.body)
+    machines: list[Machine] = []
+
+    def run(guess: Guess) -> None:
+        machines.append(Machine(program, code, unrolling, guess))
+        machines[-1].run()
+
+    run(Guess())
+    if machines[0].has_chosen:
+        run(Guess(is_contrary=True))
+    if any(machine.has_open_loops for machine in machines):
+        run(Guess(is_contrary=True, turns=0))
     faults: dict[Any, Fault] = {}
     unread = list(program.unread)
-    for is_contrary in (False, True):
-        machine = Machine(program, code, unrolling, is_contrary=is_contrary)
-        machine.run()
+    for machine in machines:
         faults = {**machine.faults.found, **faults}
         unread += [program.sites[n] for n in sorted(machine.unread)]
-        if not machine.has_chosen:
-            break
     return Verdict(tuple(faults.values()), tuple(dict.fromkeys(unread)))
 
 

@@ -38,7 +38,7 @@ from tilecore.ordering.program import (
 )
 from tilecore.ordering.shadow import TENSOR, Shadow
 
-UNKNOWN_TURNS = 3  # of a loop whose length follows from data
+TURNS = 3  # of a loop whose length follows from data, unless it is taken for none
 TENSOR_CELLS = 4 * 512  # columns of tensor memory of a block, 32 lanes each
 
 
@@ -66,19 +66,33 @@ class Turn:
     skipped: Array
 
 
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """What is taken to follow from data.
+
+    Attributes:
+        is_contrary: whether branches go the other way.
+        turns: of loops.
+    """
+
+    is_contrary: bool = False
+    turns: int = TURNS
+
+
 class Machine:
     """The state of a run.
 
     Attributes:
-        is_contrary: whether branches whose conditions follow from data go the other way.
+        guess: of what follows from data.
         has_chosen: whether there were such branches.
+        has_open_loops: whether there were such loops.
     """
 
     def __init__(
-        self, program: OrderProgram, code: Code, unrolling: Unrolling, *, is_contrary: bool = False
+        self, program: OrderProgram, code: Code, unrolling: Unrolling, guess: Guess
     ) -> None:
         self.program, self.code, self.unrolling = program, code, unrolling
-        self.is_contrary, self.has_chosen = is_contrary, False
+        self.guess, self.has_chosen, self.has_open_loops = guess, False, False
         count = program.threads * program.blocks
         self.clocks, self.faults = Clocks(count), Faults(program.sites)
         self.block_of = np.arange(count) // program.threads
@@ -198,7 +212,7 @@ class Machine:
                 self._branch(group, goes, other, key)
             case Enter(start=start, extent=extent, counter=counter):
                 trips = extent(env)
-                trips = UNKNOWN_TURNS if trips is None else trips
+                trips = self._guessed_turns() if trips is None else trips
                 env[counter : counter + 3] = [0, trips, start(env)]
                 group.place += 1
             case Head(slot=slot, counter=counter, out=out, key=key):
@@ -246,11 +260,15 @@ class Machine:
     def _choose(self, place: int | Node, *, is_loop: bool = False) -> bool:
         """Return what a condition is taken for: twice True, then False, so that a loop ends."""
         self.choices[place] = self.choices.get(place, 0) + 1
-        goes = self.choices[place] % UNKNOWN_TURNS != 0
+        goes = self.choices[place] % TURNS != 0
         if is_loop:
-            return goes
+            return goes and self._guessed_turns() > 0
         self.has_chosen = True
-        return goes != self.is_contrary
+        return goes != self.guess.is_contrary
+
+    def _guessed_turns(self) -> int:
+        self.has_open_loops = True
+        return self.guess.turns
 
     def _fork(self, group: Group, taken: Array, other: int, key: Join | None) -> None:
         if key is not None:
@@ -363,7 +381,7 @@ class Machine:
 
     def _perform_loop(self, slot: int, start: Value, extent: Value, body: Node, env: Env) -> None:
         lanes: Lanes = env[0]
-        trips = UNKNOWN_TURNS if extent is None else extent
+        trips = self._guessed_turns() if extent is None else extent
         is_even = not isinstance(trips, np.ndarray)
         most = int(trips) if is_even else int(lanes.of(trips).max())
         self.turns.append(self._turn())
@@ -391,6 +409,8 @@ class Machine:
         for _ in range(1 << 16):
             goes = cond(env)
             unknown = goes is None
+            if unknown and not self._guessed_turns():
+                break
             bits = lanes.bits & ~self.turns[-1].left
             if not unknown:
                 bits = bits & np.asarray(goes, bool)

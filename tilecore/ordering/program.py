@@ -150,6 +150,7 @@ class OrderProgram:
         period: iterations after which slots and parities of a loop recur.
         globals: elements of the tensors that a block both reads and writes, by slot.
         unread: instructions whose address follows from data, so that nobody checks them.
+        is_open: whether sizes or elements of tensors were taken for something.
     """
 
     body: Node
@@ -163,6 +164,7 @@ class OrderProgram:
     period: int = 1
     globals: Mapping[int, int] = field(default_factory=dict)
     unread: tuple[Site, ...] = ()
+    is_open: bool = False
 
 
 def children(node: Node) -> tuple[Node, ...]:

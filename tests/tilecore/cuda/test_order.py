@@ -364,3 +364,38 @@ def test_threads_know_of_tensor_memory_behind_a_meeting_of_their_warp_what_they_
     texts = [kernel.sites[act.site].text for act in acts(kernel, inside_loops=True)]
     assert "sync_warp" in texts
     assert check(kernel, ENOUGH) == []
+
+
+@pytest.mark.parametrize("size", ["an element", "a dimension"])
+def test_a_loop_that_has_no_turns_orders_nothing(size):
+    """Each turn begins with a barrier; what comes behind the loop must not rest on it."""
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def main(
+        X: T.Tensor((128,), "float32"), N: T.Tensor((1,), "int32"), Z: T.Tensor((n,), "float32"),
+        Y: T.Tensor((128,), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=128):
+            s = T.alloc_shared((128,), "float32")
+            t = T.alloc_shared((128,), "float32")
+            u = T.alloc_shared((128,), "float32")
+            T.copy(X, s)
+            T.fill(t, 0)
+            for _ in T.serial(N[0] if size == "an element" else n):
+                T.copy(u, t)
+                for i in T.Parallel(128):
+                    u[i] = t[127 - i] + 1
+            for i in T.Parallel(128):
+                Y[i] = s[127 - i] + t[i]
+
+    program = lowered(main, "sm_80", is_ordered=False)[1]
+    assert list(faults_of(program)) == []
+    found = {}
+    for is_idle in (False, True):
+        (kernel,) = order_programs(program, is_idle=is_idle)
+        assert kernel.is_open
+        last = [a for a in acts(kernel) if a.kind == "barrier"][-1]
+        found[is_idle] = [str(f) for f in check(without(kernel, last), ENOUGH)]
+    assert found[False] == []
+    assert re.search("race: cp.async .* writes .* thread .* reads", "\n".join(found[True]))
