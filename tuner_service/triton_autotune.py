@@ -96,7 +96,7 @@ class _Searching(Autotuner):  # type: ignore[misc]
         name = f"triton {function.__module__}.{function.__qualname__}"[-200:]
         problem = {k: _plain(arguments[k]) for k in self.keys if k in arguments}
         types = {
-            f"type_of_{k}": str(arguments[k].dtype)
+            f"type_of_{k}": str(arguments[k].dtype).removeprefix("torch.")
             for k in self.arg_names
             if hasattr(arguments.get(k), "dtype")
         }
@@ -126,6 +126,9 @@ def described(configs: Sequence[Any]) -> list[dict[str, Value]]:
         alike = _frozen(config)
         twins[alike] = twins.get(alike, -1) + 1
         config["twin"] = twins[alike]
+    if len(twins) == len(found):
+        for config in found:
+            del config["twin"]
     return found
 
 

@@ -21,7 +21,7 @@ from tuner_service import wiring
 from tuner_service.access import COOKIE
 from tuner_service.app import create_app
 from tuner_service.coordinator import Coordinator
-from tuner_service.dashboard import runs
+from tuner_service.dashboard import runs, studies
 from tuner_service.jobs import Effort, submit
 from tuner_service.questions import understand
 from tuner_service.run_driver import Limits
@@ -31,7 +31,8 @@ pytestmark = pytest.mark.few(1)  # a case takes long
 
 EVIL = "<script>alert('x')</script>"
 QUESTION = "/dashboard/recommend?kernel=gemm&problem.m=64&problem.n=64&problem.k=64"
-PAGES = ["/dashboard", "/dashboard/runs", "/dashboard/log", "/dashboard/recommend", QUESTION]
+PAGES = ["/dashboard", "/dashboard/runs", "/dashboard/studies", "/dashboard/log",
+         "/dashboard/recommend", QUESTION]  # fmt: skip
 VOID = {"meta", "link", "input", "br"}
 
 
@@ -98,6 +99,19 @@ def finish_a_run(client, store):
     return client.get(f"/v1/tuning-runs/{run['id']}").json()
 
 
+def study_of(client, times_us, text="tile", max_trials=9, **described):
+    """Return the page of a study that was told these times (None: a failure)."""
+    body = {"name": text, "parameters": {"tile": list(range(1, 10))}, "hardware": text,
+            "max_trials": max_trials, "default": {"tile": 1}, "strategy": "exhaustive"}  # fmt: skip
+    url = client.post("/v1/studies", json=body | described).headers["location"]
+    for time_us in times_us:
+        (trial,) = client.post(f"{url}/trials:suggest", json={"worker": text}).json()["items"]
+        told = {"failure": text} if time_us is None else {"repeats_us": [time_us]}
+        told["worker"] = text
+        client.post(f"{url}/trials/{trial['id']}:complete", json=told).raise_for_status()
+    return url.replace("/v1/", "/dashboard/")
+
+
 def read(client, address, status=200):
     answer = client.get(address)
     assert answer.status_code == status, answer.text
@@ -161,6 +175,7 @@ def test_every_page_that_pages_lead_to_is_there(each_database):
     app = create_app(each_database.model_copy(update={"answer_processes": 0}))
     with TestClient(app, raise_server_exceptions=False) as client:
         run = finish_a_run(client, app.state.store)
+        study = study_of(client, [1.5, None])
         seen, waiting = set(), ["/dashboard", QUESTION]
         while waiting:
             address = waiting.pop().partition("#")[0]
@@ -174,9 +189,10 @@ def test_every_page_that_pages_lead_to_is_there(each_database):
                 answer = client.get(file)
                 is_told = answer.status_code == 422 and answer.json()["code"] == "DB810"
                 assert answer.status_code == 200 or is_told, (file, answer.text)  # T4: one space
-    assert f"/dashboard/runs/{run['id']}" in seen
+    assert {f"/dashboard/runs/{run['id']}", study} <= seen
     assert {urlsplit(address).path for address in seen} >= {
-        "/dashboard/runs", "/dashboard/log", "/dashboard/recommend", "/dashboard/workload",
+        "/dashboard/runs", "/dashboard/studies", "/dashboard/log", "/dashboard/recommend",
+        "/dashboard/workload",
     }  # fmt: skip
 
 
@@ -278,6 +294,31 @@ def test_the_log_by_filter_and_in_pages(serve, store):
     assert "Distance" in near.texts("th")
 
 
+def test_studies_and_one_of_them(serve, monkeypatch):
+    client = serve()
+    first = study_of(client, [5.0] * 9, "my kernel", problem={"m": 16})
+    second = study_of(client, [4.0, None, 2.5], "my kernel", problem={"m": 32})
+    listed = read(client, "/dashboard/studies")
+    assert [a for a in listed.attributes("a", "href") if "studies/" in a] == [second, first]
+    assert {"m=16", "m=32", "my kernel", "2.500", "3"} <= {
+        *listed.texts("td"),
+        *listed.texts("span"),
+    }
+    page = read(client, second)
+    assert page.attributes("a", "href").count(first) == 1  # what it knows
+    assert page.texts("figcaption")
+    assert len(page.texts("circle")) == 2
+    rows = [row for row in page.texts("tr") if row.endswith("my kernel")]
+    assert any(row.startswith("failed1") for row in rows)
+    assert len(page.texts("tr", **{"class": "best"})) == 1
+    monkeypatch.setattr(studies, "TRIALS_SHOWN", 2)
+    fastest = read(client, f"{second}?order=time")
+    assert len(fastest.texts("tr", **{"class": "best"})) == 1
+    rest = read(client, fastest.links()["Next page"])
+    assert not rest.texts("tr", **{"class": "best"})
+    assert "3 to 3 of 3" in rest.texts("span")
+
+
 def test_a_map_over_two_knobs(serve, store):
     pairs = [(m, n) for m in (8, 16, 32) for n in (8, 16)]
     store.add_all(
@@ -360,6 +401,7 @@ def test_bad_input_is_told_beside_its_field_in_the_words_of_rest(serve, query, f
 ODD = ["x", "-1", "9" * 40, EVIL, "%F0%9F%98%80", "%ED%A0%80", "a" * 500, "1.5", "nan", "'--", "[]"]
 FIELDS = {
     "/dashboard/runs": ("state", "kernel", "group", "created_by", "cursor"),
+    "/dashboard/studies": ("created_by", "cursor"),
     "/dashboard/log": (
         "kernel", "workload", "m", "threads", "dtype", "hardware", "status", "protocol", "since",
         "until", "near", "best", "best_per", "created_by", "run", "limit", "cursor",
@@ -384,13 +426,14 @@ def test_whatever_readers_type_they_get_a_page(serve, page):
 @pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["nope", "a" * 500, "%3Cscript%3E", "x:cancel", "%F0%9F"])
 def test_unknown_things_are_pages(serve, name):
-    document = read(serve(), f"/dashboard/runs/{name}", 404)
-    assert document.texts("h1") == ["There is no such thing"]
+    for pages in ("runs", "studies"):
+        document = read(serve(), f"/dashboard/{pages}/{name}", 404)
+        assert document.texts("h1") == ["There is no such thing"]
 
 
 def test_no_page_takes_another_method_than_get(serve):
     client = serve()
-    for address in ("/dashboard", "/dashboard/runs", "/dashboard/recommend"):
+    for address in ("/dashboard", "/dashboard/studies", "/dashboard/recommend"):
         answer = client.post(address)
         assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
 
@@ -411,6 +454,7 @@ def test_what_users_wrote_is_escaped_everywhere(serve, store, queue_run):
     addresses = [
         *PAGES,
         f"/dashboard/runs/{run.public_id}",
+        study_of(client, [3.0, None], EVIL, problem={"m": EVIL}),
         f"/dashboard/workload?workload={evil.key}&hardware={HARDWARE.key}",
     ]
     told = 0
@@ -420,7 +464,7 @@ def test_what_users_wrote_is_escaped_everywhere(serve, store, queue_run):
         assert EVIL not in answer.text
         Document(answer.text)
         told += "&lt;script&gt;" in answer.text
-    assert told >= 6
+    assert told >= 8
 
 
 def test_a_recommendation_queues_nothing(serve, store):

@@ -19,6 +19,7 @@ HOME = "/dashboard"
 PAGES = {
     "Overview": HOME,
     "Runs": f"{HOME}/runs",
+    "Studies": f"{HOME}/studies",
     "Tuning log": f"{HOME}/log",
     "Recommend": f"{HOME}/recommend",
 }

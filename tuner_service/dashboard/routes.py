@@ -5,10 +5,19 @@ from __future__ import annotations
 from fastapi import APIRouter, Depends
 
 from tuner_service.access import Needs
-from tuner_service.dashboard import files, log, overview, recommend, runs, session, workload
+from tuner_service.dashboard import (
+    files,
+    log,
+    overview,
+    recommend,
+    runs,
+    session,
+    studies,
+    workload,
+)
 
 router = APIRouter(include_in_schema=False)
-for part in (overview, runs, log, recommend, workload):
+for part in (overview, runs, studies, log, recommend, workload):
     router.include_router(part.router, dependencies=[Depends(Needs("read"))])
 for part in (session, files):
     router.include_router(part.router)
