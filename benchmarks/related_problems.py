@@ -7,6 +7,9 @@ problem is left out in turn, and the first configuration, and the best of the fi
 study would try knowing the others is compared with the fastest recorded for it. Columns: eight
 other problems at random, the nearest eight alike, the nearest eight weighed by how near they are
 (what studies do). Mean over the problems, then the worst.
+
+``--searched 8,16``: also the best after so many trials of a study's search, knowing nothing and
+knowing the nearest eight (a search of one seed for each problem).
 """
 
 from __future__ import annotations
@@ -22,11 +25,14 @@ from pathlib import Path
 import numpy as np
 
 from recommender.recorded import RecordedSpace
+from recommender.replay import replay
+from recommender.search import STRATEGIES
 from recommender.transfer import FIRST, Sources, steps_of_problem, weights
 
 DATA = Path(__file__).parent / "data"
 RELATED, LEAST = 8, 10
 WAYS = ("random", "nearest", "weighed")
+SEARCHED = ("from scratch", "searched")
 
 
 def recordings(path: Path) -> Iterator[tuple[str, dict[str, int], RecordedSpace]]:
@@ -58,9 +64,11 @@ def recordings(path: Path) -> Iterator[tuple[str, dict[str, int], RecordedSpace]
         yield f"{name} {len(knobs)} knobs", sizes, space
 
 
-def compared(problems: Sequence[tuple[dict[str, int], RecordedSpace]]) -> dict[str, np.ndarray]:
+def compared(
+    problems: Sequence[tuple[dict[str, int], RecordedSpace]], trials: Sequence[int]
+) -> dict[str, np.ndarray]:
     """Return speeds of the first, and the best of four, by way; a row per problem left out."""
-    found: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
+    found: dict[str, list[Sequence[float]]] = {way: [] for way in (*WAYS, *SEARCHED)}
     for i, (sizes, target) in enumerate(problems):
         others = [p for j, p in enumerate(problems) if j != i and p[1].knobs == target.knobs]
         steps = [steps_of_problem(sizes, other) for other, _ in others]
@@ -72,7 +80,19 @@ def compared(problems: Sequence[tuple[dict[str, int], RecordedSpace]]) -> dict[s
             known = Sources(known.features, known.speeds, weights(apart), known.candidates)
             speeds = np.nan_to_num(target.speed[known.cover(FIRST)])
             found[way].append((float(speeds[0]), float(speeds.max())))
-    return {way: np.array(rows) for way, rows in found.items()}
+        if trials:
+            found["from scratch"].append(searched(target, None, trials))
+            found["searched"].append(searched(target, known, trials))
+    return {way: np.array(rows) for way, rows in found.items() if rows}
+
+
+def searched(target: RecordedSpace, known: Sources | None, trials: Sequence[int]) -> list[float]:
+    """Return the best speed after so many trials of a study that knows others, or nothing."""
+    first = [] if known is None else known.cover(FIRST)
+    landscape = None if known is None else known.landscape(target.landscape())
+    strategy, most = STRATEGIES["model"], min(max(trials), len(target))
+    reached = replay(target, strategy, trials=most, batch=1, landscape=landscape, first=first)
+    return [float(reached[min(n, most) - 1]) for n in trials]
 
 
 def main() -> None:
@@ -80,11 +100,16 @@ def main() -> None:
     standard = [*sorted((DATA / "h200").glob("*.jsonl.gz")), DATA / "zen4_2026-11-23"]
     parser.add_argument("paths", nargs="*", type=Path, default=standard)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--searched", default="", help="trials, as 8,16")
     asked = parser.parse_args()
+    trials = [int(n) for n in asked.searched.split(",") if n]
+    ways = (*WAYS, *(SEARCHED if trials else ()))
+    counts = dict.fromkeys(WAYS, (1, FIRST)) | dict.fromkeys(SEARCHED, tuple(trials))
     rows: dict[str, dict[str, object]] = {}
     total = defaultdict(list)
-    print("| kernel | problems | " + " | ".join(f"{way}: 1, {FIRST}" for way in WAYS) + " |")
-    print("|---|---|" + "---|" * len(WAYS))
+    heads = [f"{way}: {', '.join(map(str, counts[way]))}" for way in ways]
+    print("| kernel | problems | " + " | ".join(heads) + " |")
+    print("|---|---|" + "---|" * len(ways))
     for path in asked.paths:
         kernels = defaultdict(list)
         for name, sizes, space in recordings(path):
@@ -93,18 +118,19 @@ def main() -> None:
         for name, problems in kernels.items():
             if len(problems) < 4:
                 continue
-            found = compared(problems)
+            found = compared(problems, trials)
             cells = []
             for way, speeds in found.items():
                 mean, worst = speeds.mean(axis=0), speeds.min(axis=0)
                 total[way].append(mean)
-                cells.append(f"{mean[0]:.3f} ({worst[0]:.3f}), {mean[1]:.3f} ({worst[1]:.3f})")
+                pairs = zip(mean, worst, strict=True)
+                cells.append(", ".join(f"{m:.3f} ({w:.3f})" for m, w in pairs))
             print(
                 f"| {path.stem} {name} | {len(problems)} | " + " | ".join(cells) + " |", flush=True
             )
             rows[f"{path.name} {name}"] = {way: s.tolist() for way, s in found.items()}
-    means = [np.mean(total[way], axis=0) for way in WAYS]
-    print("| mean | | " + " | ".join(f"{m[0]:.3f}, {m[1]:.3f}" for m in means) + " |")
+    means = [np.mean(total[way], axis=0) for way in ways]
+    print("| mean | | " + " | ".join(", ".join(f"{m:.3f}" for m in row) for row in means) + " |")
     if asked.json is not None:
         asked.json.write_text(json.dumps(rows, indent=1) + "\n")
 
