@@ -65,11 +65,20 @@ class _Searching(Autotuner):  # type: ignore[misc]
     def __init__(self, trials: int, service: str | None, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._trials, self._service = trials, service
+        self._is_compiling = False
+
+    def warmup(self, *args: Any, **kwargs: Any) -> Any:
+        """Compile for such arguments, which need not be there, and time nothing."""
+        self._is_compiling = True
+        try:
+            return super().warmup(*args, **kwargs)
+        finally:
+            self._is_compiling = False
 
     def prune_configs(self, kwargs: Mapping[str, Any]) -> list[Any]:
-        """Return the config to run; all that are to be timed, where no study can be kept."""
+        """Return the config to run; all of them to compile alone, or where no study can be kept."""
         left: list[Any] = super().prune_configs(kwargs)
-        if len(left) < 2:
+        if len(left) < 2 or self._is_compiling:
             return left
         arguments = {**self.nargs, **kwargs}
         known = dict(zip(map(_frozen, found := described(left)), left, strict=True))

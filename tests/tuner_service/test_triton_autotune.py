@@ -111,6 +111,16 @@ def test_pruned_configs_are_not_timed(tuned):
     assert {id(c) for c in timed} <= {id(c) for c in CONFIGS[:4]}
 
 
+def test_to_compile_times_nothing(tuned):
+    kernel, timed = tuned()
+    compiled = []
+    kernel.fn.warmup = lambda *args, **meta: compiled.append(meta["BLOCK"])
+    kernel.warmup(torch.float32, torch.float32, 100, grid=(1,))
+    assert (len(compiled), timed) == (9, [])
+    run(kernel, 100)
+    assert len(timed) == 9
+
+
 def test_configs_as_configurations():
     found = described(
         [
@@ -122,3 +132,4 @@ def test_configs_as_configurations():
     assert [c["maxnreg"] for c in found] == [128, -1, -1]
     assert [c["C"] for c in found] == ["None", "x", "x"]
     assert [c["twin"] for c in found] == [0, 0, 1]
+    assert "twin" not in described(CONFIGS)[0]
