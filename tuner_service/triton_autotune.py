@@ -66,6 +66,7 @@ class _Searching(Autotuner):  # type: ignore[misc]
         super().__init__(*args, **options)
         self._trials, self._service = trials, service
         self._is_compiling = False
+        self._chosen: tuple[Any, float] | None = None  # config and seconds
 
     def warmup(self, *args: Any, **kwargs: Any) -> Any:
         """Compile for such arguments, which need not be there, and time nothing."""
@@ -77,6 +78,7 @@ class _Searching(Autotuner):  # type: ignore[misc]
 
     def prune_configs(self, kwargs: Mapping[str, Any]) -> list[Any]:
         """Return the config to run; all of them to compile alone, or where no study can be kept."""
+        self._chosen = None
         left: list[Any] = super().prune_configs(kwargs)
         if len(left) < 2 or self._is_compiling:
             return left
@@ -90,14 +92,21 @@ class _Searching(Autotuner):  # type: ignore[misc]
 
         try:
             best = self._study(arguments, found).optimize(measure, catch=(), lease_s=LEASE_S)
-            chosen = known[_frozen(best.config)]
+            chosen, time_s = known[_frozen(best.config)], best.time_s
         except NothingMeasured:
-            chosen = left[0]  # it tells in Triton's words why it cannot run
+            chosen, time_s = left[0], math.inf  # Triton tells in its words why it cannot run
         except TileError as error:
             LOG.warning("%s is timed by Triton alone: %s", self.base_fn.__name__, error.message)
             return left
         self.pre_hook({**arguments, **chosen.all_kwargs()}, reset_only=True)
+        self._chosen = chosen, time_s
         return [chosen]
+
+    def _bench(self, *args: Any, config: Any, **meta: Any) -> Any:
+        """Return the times of a config (ms); of the one chosen as they are known (before 3.9)."""
+        if self._chosen is not None and config is self._chosen[0]:
+            return [self._chosen[1] * 1e3] * 3
+        return super()._bench(*args, config=config, **meta)
 
     def _study(self, arguments: Mapping[str, Any], configs: Sequence[Mapping[str, Value]]) -> Study:
         """Return the study that all share who tune this kernel for such arguments and devices."""
