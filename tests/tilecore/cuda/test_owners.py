@@ -253,3 +253,36 @@ def test_distributions_from_owners():
         assert found.slots == made.slots
     for bad in (np.arange(64) + 1, np.arange(96), np.arange(64) * 7 % 64, np.arange(8)[::-1]):
         assert from_owners(np.asarray(bad), 64) is None
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_points_write_and_read_is_no_copys(target):
+    """Found by a random program: threads that hold copies of sums read what one of them wrote."""
+
+    @T.prim_func
+    def main(
+        X: T.Tensor((32, 32), "float16"), Y: T.Tensor((32, 64), "float32"),
+        Z: T.Tensor((32, 64), "float16"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=384):
+            x = T.alloc_shared((32, 32), "float16")
+            w = T.alloc_shared((32, 64), "float16")
+            s = T.alloc_shared((32, 64), "float16")
+            f = T.alloc_fragment((32, 64), "float32")
+            T.copy(X, x)
+            T.fill(w, 1)
+            T.fill(s, 1)
+            T.clear(f)
+            T.gemm(x, w, f)
+            for i, j in T.Parallel(32, 64):
+                s[i, j] = s[i, j] + T.cast(i, "float16")
+                f[i, j] = f[i, j] + s[i, j]
+            T.copy(f, Y)
+            T.copy(s, Z)
+
+    x = np.ones((32, 32), np.float16)
+    y, z = np.zeros((32, 64), np.float32), np.zeros((32, 64), np.float16)
+    run_emulated(main, target, [x, y, z], SCHEDULES)
+    np.testing.assert_array_equal(z, np.broadcast_to(np.arange(32)[:, None] + 1, (32, 64)))
+    np.testing.assert_array_equal(y, z.astype(np.float32) + 32)

@@ -18,6 +18,7 @@ from tilecore.inference.gpu.loops import Access, Points, axes_of
 from tilecore.inference.gpu.matrix_moves import matrix_move
 from tilecore.inference.gpu.neighbours import lanes_in_memory
 from tilecore.inference.gpu.owners import (
+    MEMORY,
     Left,
     divided,
     keeps_all_copies,
@@ -341,7 +342,8 @@ def _divided(
     """Return a fragment that divides among threads what one of them must update in turn."""
     found = divided(points, distribution, fragments.updated, fragments.left)
     if found is None:
-        return _stored_beside(points, distribution, fragments)
+        beside = _stored_beside(points, distribution, fragments)
+        return beside or _read_beside(points, distribution, fragments)
     buffer, loop = found
     reason = f"line {points.stmt.span.line} updates elements of {buffer.name} in turn"
     for access, loops in _guides(points, fragments):
@@ -372,8 +374,31 @@ def _stored_beside(
             hint=f"use T.serial, or set `{name}` in a loop of its own",
         )  # fmt: skip
     reason = f"line {points.stmt.span.line} updates elements of {in_memory[0].name} in turn"
+    return _set_in_copies(points, fragments, reason)
+
+
+def _set_in_copies(points: Points, fragments: Fragments, reason: str) -> tuple[Buffer, str] | None:
+    """Return a fragment that points set, of which threads hold copies."""
     stored = (a.buffer for a in points.accesses if a.is_store)
     return next(((b, reason) for b in stored if b in fragments.held), None)
+
+
+def _read_beside(
+    points: Points, distribution: Distribution, fragments: Fragments
+) -> tuple[Buffer, str] | None:
+    """Return a fragment set in copies by points that read what they write to memory.
+
+    One of the threads that run such a point writes, and the others would read at any time.
+    """
+    if not distribution.copies:
+        return None
+    memory = [a for a in points.accesses if a.buffer.scope in MEMORY]
+    read = {a.buffer.root for a in memory if not a.is_store}
+    written = next((a.buffer for a in memory if a.is_store and a.buffer.root in read), None)
+    if written is None:
+        return None
+    reason = f"line {points.stmt.span.line} reads elements of {written.name} that it writes"
+    return _set_in_copies(points, fragments, reason)
 
 
 def nest_plan(points: Points, distribution: Distribution, fragments: Fragments) -> NestPlan:
