@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -99,7 +100,9 @@ def _seen_as(array: Any, recipe: TensorMapRecipe, values: Mapping[str, Any]) -> 
     kind = BITS.get(recipe.dtype, recipe.dtype)
     if recipe.strides is not None:  # of the tensor itself
         return array.view(kind)
-    return array.reshape(-1).view(kind).reshape(shape)
+    seen = array.reshape(-1).view(kind)
+    is_seen = seen.size == math.prod(shape)  # otherwise it is of a version that does not run
+    return seen.reshape(shape) if is_seen else seen
 
 
 def _computes_addresses(func: PrimFunc) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from tilecore.ir.printer import Namer, format_expr, format_func
 from tilecore.ir.vendor import refuse_cuda_source
 from tilecore.ir.verifier import verify
 from tilecore.ir.visitor import walk
-from tilecore.passes import panels, persistent, tensor_memory
+from tilecore.passes import aligned, panels, persistent, tensor_memory
 from tilecore.passes.pipeline import GPU_PIPELINE, Pass, run_passes
 from tilecore.tile_config import KnobValue
 
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
 
 Observer = Callable[[str, Any], None]
 SHARED_MEMORY = "shared memory"  # the limit that programs may still keep without these passes
-OPTIONAL = ((), ("persistent",), ("persistent", "stage_outputs"))
+VERSIONS: tuple[tuple[str, Pass], ...] = (("aligned", aligned.run),)  # of launches
+OPTIONAL = ((), ("persistent",), ("persistent", "stage_outputs"), ("persistent", "aligned"),
+            ("persistent", "stage_outputs", "aligned"))  # fmt: skip
 
 
 def compile_gpu(
@@ -127,10 +130,22 @@ def lower_gpu(
         source = generate_with_sources(program, target, func.attrs, fast_math=options.fast_math)
     else:
         source = generate(program.func, target, fast_math=options.fast_math)
+    source = replace(source, entries=tuple(_guarded(program, source.entries)))
     if observer is not None:
         observer("launches", source.entries)
         observer("cuda", source.text)
     return plan, program, source
+
+
+def _guarded(program: LoweredProgram, entries: Sequence[KernelEntry]) -> Iterator[KernelEntry]:
+    """Yield launches whose grids are empty where another version of the launch runs."""
+    for entry, guard in zip(entries, program.guards, strict=True):
+        if guard is None:
+            yield entry
+            continue
+        x, y, z = entry.grid
+        when = format_expr(guard, program.names)
+        yield replace(entry, grid=(f"({x}) * ({when})", y, z))
 
 
 def lower_to_tir(
@@ -193,8 +208,9 @@ def _plan(
     kept = [tuple(p for p in pipeline if p[0] not in left_out) for left_out in OPTIONAL]
     tries = tuple(dict.fromkeys(kept))  # not every target has them all
     for passes in tries:
-        passed = run_passes(func, observer, passes)
+        passed = run_passes(func, observer, (p for p in passes if p not in VERSIONS))
         verify(passed)
+        passed = run_passes(passed, observer, (p for p in passes if p in VERSIONS))
         try:
             return passed, infer(passed, target, options)
         except InvalidConfig as error:
@@ -216,6 +232,8 @@ def passes_for(target: GpuTarget, options: GpuOptions) -> tuple[tuple[str, Pass]
         found.append(
             ("tensor_memory", functools.partial(tensor_memory.run, options=options, target=target))
         )
+    if target.kind == "cuda":
+        found += VERSIONS
     return tuple(found)
 
 

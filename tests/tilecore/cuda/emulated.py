@@ -94,7 +94,7 @@ def bound(
         shape = [int(evaluate(e, sizes)) for e in buffer.shape]
         values[program.names.name(buffer)] = raw(np.zeros(shape, buffer.dtype.numpy))
     for spec in program.maps:
-        array = values[program.names.name(spec.tensor)]
+        array = values[program.names.name(spec.tensor.root)]
         values[spec.name] = TensorMap(array, spec.box, spec.swizzle_bytes)
     return values, reached
 

@@ -167,7 +167,9 @@ def _incoming(
 
 def is_plain(tensor: Buffer, tile: Buffer) -> bool:
     """Return whether a tensor map can describe a tensor, and its elements are those of a tile."""
-    is_whole = tensor.scope == "global" and tensor.base is None and tensor.address is None
+    base = tensor.base
+    is_alike = base is None or (base.dtype == tensor.dtype and base.ndim == tensor.ndim)
+    is_whole = tensor.scope == "global" and is_alike and tensor.address is None
     return is_whole and tensor.dtype == tile.dtype and not tensor.dtype.is_packed
 
 
@@ -201,13 +203,13 @@ def box_of(there: Region, here: Region, layout: SharedLayout) -> Box | None:
 
 def _has_strides_of_maps(tensor: Buffer) -> bool:
     """Return whether rows are contiguous, and other strides known multiples of 16 bytes."""
-    itemsize, strides = tensor.dtype.itemsize, tensor.root.strides
+    itemsize, strides = tensor.dtype.itemsize, tensor.strides
     if strides is None:
-        row = int_value(tensor.shape[-1])  # such a multiple makes all strides multiples
-        return row is not None and row * itemsize % CHUNK_BYTES == 0
-    steps = [int_value(s) for s in strides]
-    is_whole = tensor.root is tensor and steps[-1] == 1
-    return is_whole and all(s and s > 0 and s * itemsize % CHUNK_BYTES == 0 for s in steps[:-1])
+        row = divisor(tensor.shape[-1], {})  # such a multiple makes all strides multiples
+        return tensor.root.strides is None and row > 0 and row * itemsize % CHUNK_BYTES == 0
+    steps = [divisor(s, {}) for s in strides[:-1]]
+    is_known = all(s > 0 and s * itemsize % CHUNK_BYTES == 0 for s in steps)
+    return int_value(strides[-1]) == 1 and is_known
 
 
 def _lies_in_boxes(here: Region, layout: SharedLayout) -> bool:

@@ -9,16 +9,20 @@ from dataclasses import dataclass, field
 from tilecore.inference.gpu.distribution import Distribution
 from tilecore.inference.gpu.loops import Points
 from tilecore.inference.gpu.teams import Teams
+from tilecore.ir.expr import Binary, Expr
 from tilecore.ir.nodes import (
     Buffer,
     Copy,
     For,
     Gemm,
+    If,
     KernelLaunch,
     PrimFunc,
     Region,
     Stmt,
 )
+from tilecore.ir.printer import format_expr
+from tilecore.ir.visitor import walk, walk_expr
 
 CHUNK_BYTES = 16  # the widest access of one thread; what swizzles move as one
 # Where a box of the tensor memory accelerator may begin (PTX ISA 9.0, cp.async.bulk.tensor).
@@ -408,4 +412,19 @@ class GpuPlan:
 
     def explain(self) -> str:
         """Return the decisions in words, launch by launch."""
-        return "\n".join(plan.explain() for plan in self.launches.values())
+        when: dict[Stmt, str] = {}
+        for stmt in walk(self.func.body):
+            if isinstance(stmt, If) and stmt.then_body in self.launches:
+                when[stmt.then_body] = f"where {_multiples(stmt.cond)}:\n"
+                if stmt.else_body is not None:
+                    when[stmt.else_body] = "for other sizes:\n"
+        return "\n".join(when.get(s, "") + plan.explain() for s, plan in self.launches.items())
+
+
+def _multiples(cond: Expr) -> str:
+    """Return what a version of a launch (passes.aligned) asks of sizes, in words."""
+    found: dict[str, list[str]] = {}
+    for part in walk_expr(cond):
+        if isinstance(part, Binary) and part.op == "mod":
+            found.setdefault(format_expr(part.b), []).append(format_expr(part.a))
+    return ", ".join(f"{factor} divides {' and '.join(names)}" for factor, names in found.items())

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from tilecore.inference.gpu.loops import Access, Points
+from tilecore.inference.gpu.loops import Access, Points, divisor
 from tilecore.inference.gpu.neighbours import MAX_LANES, lanes_alike, lanes_in_memory, start
 from tilecore.inference.gpu.plan import CHUNK_BYTES
-from tilecore.ir.expr import int_value
 from tilecore.ir.nodes import Buffer
 
 
@@ -56,7 +55,7 @@ def alignment(access: Access, points: Points, loop: int) -> int:
     The other loops and the lanes before a multiple of the result count as multiples of it.
     """
     buffer, name, lets = access.buffer, points.names[loop], points.context.lets
-    found = int_value(buffer.shape[-1]) or 1  # an access lies inside a row, or outside of it
+    found = divisor(buffer.shape[-1], {}) or 1  # an access lies inside a row, or outside of it
     for axis, index in enumerate(access.place):
         found = math.gcd(found, start(index, name, lets) * _stride(buffer, axis))
     return math.gcd(found, MAX_LANES)
@@ -65,11 +64,8 @@ def alignment(access: Access, points: Points, loop: int) -> int:
 def _stride(buffer: Buffer, axis: int) -> int:
     """Return a number that divides the elements from index to index of an axis."""
     if buffer.strides is not None:
-        return int_value(buffer.strides[axis]) or 1
-    step = 1
-    for extent in buffer.shape[axis + 1 :]:
-        step *= int_value(extent) or 1
-    return step
+        return divisor(buffer.strides[axis], {}) or 1
+    return math.prod(divisor(extent, {}) or 1 for extent in buffer.shape[axis + 1 :])
 
 
 def widest(points: Points, widths: Mapping[int, int]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.plan import GpuPlan
 from tilecore.ir import nodes
 from tilecore.ir.analysis import free_vars
+from tilecore.ir.expr import Binary, Const, Expr, Var, binary
 from tilecore.ir.nodes import Buffer, KernelLaunch, PrimFunc, SourceLaunch, Stmt
 from tilecore.ir.printer import Namer
 from tilecore.lowering.cuda.boxes import TensorMap
@@ -32,6 +34,8 @@ class LoweredProgram:
         maps: tensor maps that the caller encodes.
         names: what parameters, dimensions and workspaces are called.
         launches: in the order of the program; ``func`` has no kernel for those of CUDA source.
+        guards: expressions of sizes by which the grid of each is multiplied (None: by 1): 0 where a
+            launch in versions is another one's turn.
     """
 
     func: Any
@@ -39,6 +43,7 @@ class LoweredProgram:
     maps: tuple[TensorMap, ...]
     names: Namer
     launches: tuple[KernelLaunch | SourceLaunch, ...] = ()
+    guards: tuple[Expr | None, ...] = ()
 
     @property
     def sources(self) -> tuple[SourceLaunch, ...]:
@@ -66,10 +71,8 @@ def lower_function(func: PrimFunc, plan: GpuPlan, target: GpuTarget) -> LoweredP
             tensors[param] = tensor_place(param, target, names.name(param))
             params.append(tensors[param].memory)
         else:
-            kind = str(param.dtype)
-            carrier = "float32" if kind == "float16" else value_type(kind)
-            params.append(tir.Var(names.name(param), carrier))
-            scalars[param] = convert(params[-1], carrier, kind)
+            carrier, scalars[param] = _scalar(param, names.name(param))
+            params.append(carrier)
     for var in free_vars(func):
         scalars[var] = tir.Var(names.name(var), str(var.dtype))
         params.append(scalars[var])
@@ -81,7 +84,8 @@ def lower_function(func: PrimFunc, plan: GpuPlan, target: GpuTarget) -> LoweredP
             tensors[stmt.buffer] = place
             params.append(place.memory)
     prelude: list[Stmt] = []  # what each kernel computes anew: views, and names of values
-    for stmt in body:
+    stmts = list(_unconditional(body))
+    for stmt, _ in stmts:
         if isinstance(stmt, KernelLaunch):
             launch = LaunchLowering(builder, plan.launches[stmt], target, tensors, scalars, maps)
             launch.emit(prelude)
@@ -92,5 +96,32 @@ def lower_function(func: PrimFunc, plan: GpuPlan, target: GpuTarget) -> LoweredP
             raise unsupported(stmt, target, "statements run inside a T.Kernel region")
     params += [param for _, param in maps]
     made = builder.finish("main", params)
-    launches = tuple(s for s in body if isinstance(s, (KernelLaunch, SourceLaunch)))
-    return LoweredProgram(made, tuple(workspaces), tuple(m for m, _ in maps), names, launches)
+    found = [(s, guard) for s, guard in stmts if isinstance(s, (KernelLaunch, SourceLaunch))]
+    return LoweredProgram(
+        made, tuple(workspaces), tuple(m for m, _ in maps), names,
+        launches=tuple(s for s, _ in found), guards=tuple(guard for _, guard in found),
+    )  # fmt: skip
+
+
+def _scalar(param: Var, name: str) -> tuple[Any, Any]:
+    """Return the parameter of a number, and its value in the type that the program gives it."""
+    kind = str(param.dtype)
+    carrier = "float32" if kind == "float16" else value_type(kind)
+    made = tir.Var(name, carrier)
+    return made, convert(made, carrier, kind)
+
+
+def _unconditional(stmts: Iterable[Stmt]) -> Iterator[tuple[Stmt, Expr | None]]:
+    """Yield statements outside of launches; launches in versions with 1 where they run, else 0."""
+    for stmt in stmts:
+        match stmt:
+            case nodes.If(
+                cond=Binary(op="eq", a=rest, b=Const(value=0)),
+                then_body=then,
+                else_body=Stmt() as other,
+            ):
+                is_other = binary("min", rest, 1)
+                yield then, binary("sub", 1, is_other)
+                yield other, is_other
+            case _:
+                yield stmt, None
