@@ -59,12 +59,29 @@ struct u32 { static constexpr int id = 14; };
 unsigned encode(int type, float value);       // bits of the nearest number, ties to even, saturated
 float decode(int type, unsigned bits);
 
+// What to round on from, so that a number of more than 24 bits is rounded once (as cvt does): of the
+// two floats beside it the one whose last bit is set.
+inline float narrowed(double value) {
+  float near = (float)value;
+  if ((double)near == value || near - near != 0) return near;  // exact, infinite or no number
+  unsigned bits;
+  __builtin_memcpy(&bits, &near, 4);
+  float beyond = value > near ? __builtin_inff() : -__builtin_inff();
+  return bits & 1 ? near : __builtin_nextafterf(near, beyond);
+}
+inline float narrowed(float value) { return value; }
+template <class V>
+inline float narrowed(V value) {
+  if constexpr (sizeof(V) >= 4) return narrowed((double)value);  // an integer
+  else return (float)value;
+}
+
 template <class T, class Bits>
 struct Small {  // a number that is computed in float and rounded after every operation
   Bits bits;
   Small() = default;
   template <class V, class = decltype((float)V())>
-  Small(V value) : bits((Bits)encode(T::id, (float)value)) {}
+  Small(V value) : bits((Bits)encode(T::id, narrowed(value))) {}
   operator float() const { return decode(T::id, bits); }
   Small& operator+=(Small o) { return *this = Small((float)*this + (float)o); }
   Small& operator-=(Small o) { return *this = Small((float)*this - (float)o); }
