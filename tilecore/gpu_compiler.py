@@ -37,9 +37,8 @@ if TYPE_CHECKING:
 
 Observer = Callable[[str, Any], None]
 SHARED_MEMORY = "shared memory"  # the limit that programs may still keep without these passes
-VERSIONS: tuple[tuple[str, Pass], ...] = (("aligned", aligned.run),)  # of launches
-OPTIONAL = ((), ("persistent",), ("persistent", "stage_outputs"), ("persistent", "aligned"),
-            ("persistent", "stage_outputs", "aligned"))  # fmt: skip
+VERSIONS: tuple[tuple[str, Pass], ...] = (("aligned", aligned.run),)  # of launches, at the end
+OPTIONAL = ((), ("persistent",), ("persistent", "stage_outputs"))
 
 
 def compile_gpu(
@@ -204,19 +203,32 @@ def _plan(
     func: PrimFunc, target: GpuTarget, observer: Observer | None, options: GpuOptions
 ) -> tuple[PrimFunc, GpuPlan]:
     """Return the program after the passes and its plan: all of them where there is room."""
-    pipeline = passes_for(target, options)
-    kept = [tuple(p for p in pipeline if p[0] not in left_out) for left_out in OPTIONAL]
-    tries = tuple(dict.fromkeys(kept))  # not every target has them all
-    for passes in tries:
-        passed = run_passes(func, observer, (p for p in passes if p not in VERSIONS))
-        verify(passed)
-        passed = run_passes(passed, observer, (p for p in passes if p in VERSIONS))
+    last: InvalidConfig | None = None
+    for passed in _passed(func, target, observer, options):
         try:
             return passed, infer(passed, target, options)
         except InvalidConfig as error:
-            if error.fields.get("knob") != SHARED_MEMORY or passes is tries[-1]:
+            if error.fields.get("knob") != SHARED_MEMORY:
                 raise
-    raise AssertionError("one of them is returned or raises")
+            last = error
+    assert last is not None
+    raise last
+
+
+def _passed(
+    func: PrimFunc, target: GpuTarget, observer: Observer | None, options: GpuOptions
+) -> Iterator[PrimFunc]:
+    """Yield the program after all passes, then after fewer of those that cost shared memory."""
+    pipeline, without_versions = passes_for(target, options), []
+    kept = [tuple(p for p in pipeline if p[0] not in left_out) for left_out in OPTIONAL]
+    for passes in dict.fromkeys(kept):  # not every target has them all
+        passed = run_passes(func, observer, passes)
+        verify(passed)
+        versions = run_passes(passed, observer, VERSIONS) if target.kind == "cuda" else passed
+        yield versions
+        if versions is not passed:
+            without_versions.append(passed)
+    yield from without_versions
 
 
 def passes_for(target: GpuTarget, options: GpuOptions) -> tuple[tuple[str, Pass], ...]:
@@ -232,8 +244,6 @@ def passes_for(target: GpuTarget, options: GpuOptions) -> tuple[tuple[str, Pass]
         found.append(
             ("tensor_memory", functools.partial(tensor_memory.run, options=options, target=target))
         )
-    if target.kind == "cuda":
-        found += VERSIONS
     return tuple(found)
 
 

@@ -127,8 +127,6 @@ class _Twin(Substitution):
                     new = replace(new, base=buffer.root, is_output=False)
             elif new is buffer:
                 new = replace(buffer)
-            if new.base is not None and new.scope != "global":
-                new = replace(new, base=self.buffer(new.base))
             self._buffers[id(buffer)] = (buffer, new)
         return self._buffers[id(buffer)][1]
 

@@ -125,6 +125,27 @@ def test_a_dynamic_stride():
         np.testing.assert_array_equal(y, x[:, :64])
 
 
+def test_views_of_tiles_and_of_tensors():
+    @T.prim_func
+    def main(X: T.Tensor((16, K), "float16"), Y: T.Tensor((8, 2, K), "float16")):
+        with T.Kernel(T.ceildiv(K, 64), threads=32) as bx:
+            pairs = T.reshape(X, (8, 2, K))
+            t = T.alloc_shared((8, 128), "float16")
+            seen = T.reshape(t, (8, 2, 64))
+            T.copy(pairs[0:8, 0:2, bx * 64 : bx * 64 + 64], seen)
+            for i, j in T.Parallel(8, 128):
+                t[i, j] = t[i, j] + t[i, j]
+            T.copy(seen, Y[0:8, 0:2, bx * 64 : bx * 64 + 64])
+
+    for target in ("sm_80", "sm_90a"):
+        assert len(planned(main, target)) == 2
+        for k in (64, 72, 65):
+            x = np.arange(16 * k).reshape(16, k).astype(np.float16) / 8
+            y = np.zeros((8, 2, k), np.float16)
+            run_emulated(main, target, [x, y])
+            np.testing.assert_array_equal(y, (x + x).reshape(8, 2, k))
+
+
 def test_the_factor_suits_all_types():
     @T.prim_func
     def main(X: T.Tensor((M, K), "int8"), Y: T.Tensor((M, K), "float32")):
