@@ -114,7 +114,12 @@ def make_tensor(ptr: Any, shape: Any, dtype: Any = None, strides: Any = None) ->
         TypeMismatch: the address is no integer, or a bad extent or element type (TC202).
     """
     if not isinstance(ptr, Expr) or not ptr.dtype.is_integer:
-        raise TypeMismatch(expected="an address (T.ptr or an integer)", found=f"{ptr}")
+        raise TypeMismatch(
+            expected="an address (T.ptr or an integer)",
+            found=f"{ptr}" if isinstance(ptr, Expr) else type(ptr).__name__,
+            hint="the memory of a tensor in another shape is T.view(A, shape) or "
+            "T.Tensor(shape, dtype, A.data)",
+        )
     named = ptr.target if isinstance(ptr, Pointer) else None
     kind = dtype if dtype is not None else named or "float32"
     spec = tensor_spec(shape, kind, strides)

@@ -94,7 +94,11 @@ def bound(
         shape = [int(evaluate(e, sizes)) for e in buffer.shape]
         values[program.names.name(buffer)] = raw(np.zeros(shape, buffer.dtype.numpy))
     for spec in program.maps:
-        array = values[program.names.name(spec.tensor)]
+        array = values[program.names.name(spec.tensor.root)]
+        if spec.tensor.base is not None:
+            kind = np.empty(0, spec.tensor.dtype.numpy)
+            array = array.reshape(-1).view(raw(kind).dtype)
+            array = array.reshape([int(evaluate(e, sizes)) for e in spec.tensor.shape])
         values[spec.name] = TensorMap(array, spec.box, spec.swizzle_bytes)
     return values, reached
 

@@ -90,7 +90,8 @@ def _copies(loop: For, launch: KernelLaunch, nests: Mapping[Stmt, NestPlan]) -> 
     body = loop.body.stmts if isinstance(loop.body, nodes.Seq) else (loop.body,)
     inside = {b for s in body for b in _touched(s)}
     outside = _touched_outside(launch.body, loop)
-    bound = {s.var for s in walk(loop.body) if isinstance(s, nodes.Let)}
+    bound: set[Var | Buffer] = {s.var for s in walk(loop.body) if isinstance(s, nodes.Let)}
+    bound |= {s.buffer for s in walk(loop.body) if isinstance(s, nodes.Alloc)}
     written = {b.root for b in written_buffers(launch.body)}
     padded = pads(launch)  # what lies outside becomes 0
     found: list[Copy] = []
@@ -111,7 +112,7 @@ def _copies(loop: For, launch: KernelLaunch, nests: Mapping[Stmt, NestPlan]) -> 
 def _may_run_ahead(
     copy: Copy,
     nests: Mapping[Stmt, NestPlan],
-    bound: set[Var],
+    bound: set[Var | Buffer],
     written: set[Buffer],
     touched: set[Buffer],
 ) -> bool:
@@ -119,7 +120,7 @@ def _may_run_ahead(
     tile = copy.dst.buffer
     if not _is_async(copy, nests) or not covers_whole(copy.dst):
         return False
-    if tile in touched or copy.src.buffer.root in written:
+    if tile in touched or copy.src.buffer in bound or copy.src.buffer.root in written:
         return False
     parts = [n for e in expressions(copy) for n in walk_expr(e)]
     return not any(isinstance(n, Load) or (isinstance(n, Var) and n in bound) for n in parts)
