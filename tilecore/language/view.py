@@ -15,6 +15,10 @@ from tilecore.ir.nodes import Alloc, Buffer, Region
 from tilecore.ir.polynomial import is_equal, product
 from tilecore.ir.vector import VectorType
 
+COVERS = (
+    "a view has all elements of its memory, as far as the shapes say; for other shapes take a flat "
+    "view, and compute the index"
+)
 ptr = PointerSpec()
 handle = ptr
 
@@ -56,6 +60,7 @@ def view(src: Any, shape: Any = None, dtype: Any = None, strides: Any = None) ->
             what=f"T.view of `{source.name}`",
             expected=f"the size of {source.dtype}{format_shape(source.shape)}, contiguous",
             found=f"{kind}{format_shape(spec.shape)}",
+            hint="" if source.strides is not None else COVERS,
         )
     return _emit(
         Buffer(
