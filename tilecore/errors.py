@@ -157,14 +157,14 @@ class ProgramError(TileError):
         return (_rebuild, (ProgramError, self.span, self.hint, self.fields))
 
 
-def program_error(error: Exception, span: SourceSpan) -> ProgramError:
+def program_error(error: Exception, span: SourceSpan, hint: str = "") -> ProgramError:
     """Return ``error``, raised by the Python in a program, as an error with a place."""
     kind = type(error)
     both: type[ProgramError] = ProgramError
     with contextlib.suppress(TypeError):  # the layouts of the two classes may not fit together
         both = type("ProgramError", (ProgramError, kind), {"__module__": __name__})
     name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
-    return both(kind=name, detail=str(error) or "no message", span=span)
+    return both(kind=name, detail=str(error) or "no message", span=span, hint=hint)
 
 
 # --- TC2xx: types and shapes -----------------------------------------------------------------

@@ -132,6 +132,40 @@ def test_elements_broadcast_as_in_torch():
     check(lambda x: torch.sin(x) + x.cos() + torch.exp2(x) + torch.log2(x.abs() + 1), x)
 
 
+ACTIVATIONS = (
+    F.softplus, F.logsigmoid, F.mish, F.elu, F.leaky_relu, F.relu6, F.hardsigmoid, F.hardswish,
+    torch.log1p,
+)  # fmt: skip
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("function", ACTIVATIONS, ids=lambda f: f.__name__)
+def test_activations_are_those_of_torch(function):
+    x = torch.cat([torch.linspace(-30, 30, 190), torch.tensor([0.0, -0.0, 1e-6, -1e-6])])
+    x = x.abs() if function is torch.log1p else x
+    check(lambda x: function(x), x, kernels=1)
+    if function is not torch.log1p:
+        for value in (math.nan, math.inf, -math.inf):
+            special = torch.tensor([value, 1.0])
+            found = tilecore.compute(function)(special)
+            torch.testing.assert_close(found, function(special), equal_nan=True)
+
+
+def test_activations_with_arguments():
+    x = torch.randn(5, 33) * 4
+    check(lambda x: F.softplus(x, beta=2.0) + F.elu(x, 0.5) - F.leaky_relu(x, 0.3), x, kernels=1)
+
+
+def test_variances_and_sums_of_exponentials():
+    x = torch.randn(3, 5, 70) * 9 + 40
+    check(lambda x: (x.logsumexp(-1), torch.logsumexp(x, (0, 2), keepdim=True)), x)
+    check(lambda x: (x.var(-1, correction=0), x.var((0, 1), unbiased=True, keepdim=True)), x)
+    check(lambda x: (x - x.mean(-1, keepdim=True)) / x.std(-1, False, keepdim=True), x, kernels=1)
+    ends = torch.tensor([[1.0, math.inf], [-math.inf, -math.inf], [-math.inf, 2.0]])
+    found = tilecore.compute(lambda x: x.logsumexp(-1))(ends)
+    torch.testing.assert_close(found, ends.logsumexp(-1))
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize(("queries", "keys"), [(100, 100), (50, 77), (1, 33)])
@@ -388,6 +422,8 @@ def asks_for_elements(x, y):
         (lambda x, y: np.add.reduce(x), UnsupportedSyntax, "numpy.add.reduce"),
         (lambda x, y: x.permute(0, 0), ShapeMismatch, "each axis"),
         (lambda x, y: F.relu(x, inplace=True), UnsupportedSyntax, "found inplace=True"),
+        (lambda x, y: F.elu(x, inplace=True), UnsupportedSyntax, "found inplace=True"),
+        (lambda x, y: x.var(-1), UnsupportedSyntax, "with correction= or unbiased="),
         (lambda x, y: torch.zeros(3, 4).add_(x), UnsupportedSyntax, "`add_`"),
         (lambda x, y: np.split(x, 1)[0], UnsupportedSyntax, "`numpy.split`"),  # not as in torch
         (lambda x, y: x.transpose(), UnsupportedSyntax, "transpose"),

@@ -274,3 +274,13 @@ def in_kernel(body):
 def test_bad_use_is_named(body, error, message):
     with pytest.raises(error, match=message):
         in_kernel(body)
+
+
+def test_fences_of_memory_are_told_what_orders_instead():
+    with pytest.raises(UnknownPrimitive, match=r'__threadfence(.*\n)*.*memory_order="release"'):
+
+        @T.prim_func
+        def main(flag: T.Tensor((1,), "int32")):
+            with T.Kernel(1):
+                T.call_extern("handle", "__threadfence")
+                T.atomic_store(flag[0], 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -547,3 +549,39 @@ def test_a_distance_outside_of_the_group_gives_the_own_value(run_both):
     x = np.arange(100, 140, dtype=np.int32)
     expected = np.array([[x[lane(t, *way(t))] for t in range(40)] for way in ways])
     run_both(main, [x], [np.zeros((3, 40), np.int32)], [expected])
+
+
+def test_values_of_threads_lie_side_by_side() -> None:
+    """Of threads that go their own ways: each had a cache line, and a warp's sums no vectors."""
+
+    @T.prim_func
+    def main(
+        rows: T.Tensor((1,), "int32"),
+        ends: T.Tensor((5,), "int32"),
+        at: T.Tensor((100,), "int32"),
+        X: T.Tensor((100, 2), "float32"),
+        Y: T.Tensor((4, 2), "float32"),
+    ):
+        with T.Kernel(1, threads=(32, 4)):
+            lane, row = T.get_thread_binding(0), T.get_thread_binding(1)
+            if row < rows[0]:
+                for column in T.serial(2):
+                    total = T.alloc_local((1,), "float32")
+                    place = T.alloc_var("int32")
+                    total[0] = 0.0
+                    place = ends[row] + lane
+                    while place < ends[row + 1]:
+                        total[0] += X[at[place], column]
+                        place += 32
+                    for step in T.serial(5):
+                        total[0] += T.shfl_xor(total[0], 16 >> step)
+                    if lane == 0:
+                        Y[row, column] = total[0]
+
+    ends = np.array([0, 1, 40, 40, 100], np.int32)
+    at = np.random.default_rng(0).permutation(100).astype(np.int32)
+    x, y = np.arange(200, dtype=np.float32).reshape(100, 2), np.empty((4, 2), np.float32)
+    kernel = tilelang.compile(main, target="llvm")
+    kernel(np.array([4], np.int32), ends, at, x, y)
+    np.testing.assert_array_equal(y, [x[at[a:b]].sum(0) for a, b in pairwise(ends)])
+    assert "total (local): rows, leading dimension 1 " in kernel.explain()

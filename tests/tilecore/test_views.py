@@ -6,10 +6,11 @@ import torch
 
 import tilecore as tilelang
 import tilecore.language as T
+from tests.tilecore.cuda.emulated import run_emulated
 from tilecore import runtime
 from tilecore.artifact import ArtifactStore
 from tilecore.compiler import compile
-from tilecore.errors import ArgumentError, ScopeError, ShapeMismatch
+from tilecore.errors import ArgumentError, ScopeError, ShapeMismatch, TypeMismatch
 from tilecore.interpreter import run
 
 
@@ -412,3 +413,99 @@ def test_other_strides_are_told_once_where_they_are_numbers():
     out = torch.zeros(6, 4)
     kernel(strided, out)
     torch.testing.assert_close(out, strided.contiguous())
+
+
+def _product_of_views(kind):
+    def look(x, shape):
+        return T.reshape(x, shape) if kind == "reshape" else T.Tensor(shape, "float32", x.data)
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((70 * 96,), "float32"),
+        B: T.Tensor((96 * 48,), "float32"),
+        C: T.Tensor((70 * 48,), "float32"),
+    ):
+        with T.Kernel(3, threads=128) as by:
+            a = T.alloc_shared((32, 32), "float32")
+            b = T.alloc_shared((32, 48), "float32")
+            c = T.alloc_fragment((32, 48), "float32")
+            T.clear(c)
+            for k in T.Pipelined(3, num_stages=2):
+                T.copy(look(A, (70, 96))[by * 32, k * 32], a)
+                T.copy(look(B, (96, 48))[k * 32, 0], b)
+                T.gemm(a, b, c)
+            T.copy(c, look(C, (70, 48))[by * 32, 0])
+
+    return main
+
+
+@pytest.mark.parametrize("kind", ["reshape", "data"])
+def test_views_that_come_after_the_tiles_which_read_and_are_their_memory(store, kind):
+    """The accumulator is the output itself, which the program names last."""
+    rng = np.random.default_rng(4)
+    a, b = (rng.standard_normal(n, dtype=np.float32) for n in (70 * 96, 96 * 48))
+    c = np.full(70 * 48, np.nan, np.float32)
+    runtime.load(compile(_product_of_views(kind), store=store))(a, b, c)
+    expected = a.reshape(70, 96).astype(np.float64) @ b.reshape(96, 48)
+    np.testing.assert_allclose(c.reshape(70, 48), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "h100"])
+def test_views_made_in_a_pipelined_loop_on_gpus(target):
+    rng = np.random.default_rng(4)
+    a, b = (rng.integers(-4, 5, n).astype(np.float32) for n in (70 * 96, 96 * 48))
+    c = np.full(70 * 48, np.nan, np.float32)
+    run_emulated(_product_of_views("reshape"), target, [a, b, c])
+    np.testing.assert_array_equal(c.reshape(70, 48), a.reshape(70, 96) @ b.reshape(96, 48))
+
+
+@pytest.mark.parametrize("target", ["llvm", "emulated sm_80", "emulated h100"])
+def test_tensors_at_addresses_that_come_after_the_tiles(target):
+    """Of tables of addresses: where A and C lie is known once their elements are read."""
+
+    @T.prim_func
+    def main(
+        table: T.Tensor((4,), "int64"),
+        B: T.Tensor((96, 16), "float16"),
+        out: T.Tensor((1,), "int64"),
+    ):
+        with T.Kernel(1, threads=128):
+            a = T.alloc_shared((32, 32), "float16")
+            b = T.alloc_shared((32, 16), "float16")
+            c = T.alloc_fragment((32, 16), "float32")
+            row = T.alloc_fragment((32,), "float16")
+            top = T.alloc_fragment((1,), "float16")
+            T.clear(c)
+            for k in T.Pipelined(3, num_stages=2):
+                A = T.make_tensor_from_addr(table[k], (32, 32), "float16")
+                T.copy(A, a)
+                T.copy(B[k * 32, 0], b)
+                T.gemm(a, b, c)
+            C = T.make_tensor_from_addr(out[0], (32, 16), "float32")
+            T.copy(c, C)
+            last = T.make_tensor_from_addr(table[3], (2, 32), "float16")
+            T.copy(last[0, :], row)
+            T.reduce_max(row, top, dim=0)
+            for i in T.Parallel(32):
+                last[1, i] = row[i] + top[0]
+
+    kernel = tilelang.compile(main, target=target)
+    torch.manual_seed(0)
+    parts = [torch.randint(-4, 5, (32, 32)).half() for _ in range(3)]
+    b, c = torch.randint(-4, 5, (96, 16)).half(), torch.zeros(32, 16)
+    rows = torch.arange(64).half().reshape(2, 32)
+    addresses = torch.tensor([p.data_ptr() for p in (*parts, rows)])
+    kernel(addresses, b, torch.tensor([c.data_ptr()]))
+    torch.testing.assert_close(c, torch.cat(parts, 1).float() @ b.float())
+    torch.testing.assert_close(rows[1], torch.arange(32).half() + 31)
+
+
+def test_an_address_is_an_integer():
+    with pytest.raises(
+        TypeMismatch, match=r"found Pointer\b.*\n(.*\n)*.*hint: .*T.view\(A, shape\)"
+    ):
+
+        @T.prim_func
+        def main(A: T.Tensor((64,), "float32")):
+            with T.Kernel(1):
+                T.make_tensor(T.address_of(A[0]), (8, 8), "float32")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from tilecore.computing import graph, views
+from tilecore.computing import composites, graph, views
 from tilecore.computing.graph import FLOATS, Node, pointwise, reduced
 from tilecore.computing.views import axes_of
 from tilecore.errors import ShapeMismatch, SourceSpan, TypeMismatch, UnsupportedSyntax
@@ -16,7 +16,7 @@ Value = Any  # a Node, a number, or a plain argument
 Function = Callable[..., Any]
 UNARY = (
     "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "sigmoid", "erf", "abs", "neg", "sin",
-    "cos",
+    "cos", "log1p",
 )  # fmt: skip
 BINARY = ("add", "sub", "mul", "div", "pow", "maximum", "minimum")
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
@@ -66,18 +66,13 @@ def _where(span: SourceSpan, condition: Node, a: Value, b: Value) -> Node:
     return pointwise("where", condition, a, b, span=span, dtype=dtype)
 
 
-def _refuse_in_place(inplace: bool) -> None:
-    if inplace:
-        raise UnsupportedSyntax(expected="operations that return new tensors", found="inplace=True")
-
-
 def _relu(span: SourceSpan, x: Node, inplace: bool = False) -> Node:
-    _refuse_in_place(inplace)
+    composites.refuse_in_place(inplace)
     return pointwise("maximum", x, 0.0, span=span)
 
 
 def _silu(span: SourceSpan, x: Node, inplace: bool = False) -> Node:
-    _refuse_in_place(inplace)
+    composites.refuse_in_place(inplace)
     return pointwise("mul", x, pointwise("sigmoid", x, span=span), span=span)
 
 
@@ -362,6 +357,7 @@ def _as(dtype: str) -> Function:
 
 
 FUNCTIONS: Mapping[str, Function] = MappingProxyType({
+    **composites.FUNCTIONS,
     **{op: _unary(op) for op in UNARY},
     **{op: _binary(op) for op in BINARY},
     **{op: _comparison(op) for op in COMPARISONS},

@@ -20,6 +20,7 @@ FORMS: Mapping[str, str] = MappingProxyType({
     "ne": "{} != {}", "neg": "-{}", "cast": "{}", "abs": "T.abs({})", "log2": "T.log2({})",
     **{op: f"T.{op}({{}})" for op in (
         "exp", "exp2", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "erf", "sin", "cos",
+        "log1p",
     )},
 })  # fmt: skip
 POWERS: Mapping[float, str] = MappingProxyType({

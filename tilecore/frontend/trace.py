@@ -15,6 +15,7 @@ from typing import Any
 from tilecore.errors import ScopeError, SourceSpan, TileError, TypeMismatch, program_error
 from tilecore.frontend import source
 from tilecore.frontend.builder import Builder, building, current
+from tilecore.frontend.hints import hint_of
 from tilecore.frontend.scope import Scope, is_symbolic
 from tilecore.frontend.signature import ParamSlot, TensorSpec, scalar, scalar_type
 from tilecore.ir.cuda_source import with_arguments
@@ -43,7 +44,7 @@ def placing_errors(builder: Builder) -> Iterator[None]:
         raise
     except Exception as error:
         if not _raised_inside(error):
-            raise program_error(error, builder.span) from error
+            raise program_error(error, builder.span, hint_of(error)) from error
         raise
 
 

@@ -118,7 +118,11 @@ class _Inference:
         gemms = [s for s in walk(self.launch) if isinstance(s, Gemm)]
         self.operands = {region.buffer for g in gemms for region in (g.a, g.b)}
         known = Sources(self.by_buffer, self.order, frozenset(pads(self.launch)))
-        sources = {b: s for b in self.tiles if (s := known.of(b)) is not None}
+        sources = {
+            b: s
+            for b in self.tiles
+            if (s := known.of(b)) is not None and self._has_place(s.copy.src.buffer, b)
+        }
         self.forms = few_rows.choose(
             gemms, self.by_buffer, sources, self.launch, self.target, self.options
         )
@@ -214,7 +218,7 @@ class _Inference:
         is_tiled = any(isinstance(g, Gemm) and self._tile(g) is not None for g in sums)
         is_plain = any(g in self.forms for g in sums if isinstance(g, Gemm))
         output = self.outputs.of(buffer, is_tiled, is_plain)
-        if output is not None:
+        if output is not None and self._has_place(output.region.buffer, buffer):
             is_late, storage = output.last is not None, self.tiles[buffer]
             late = f"{storage.describe()}, copied to the output by its last step"
             self._note(buffer, late if is_late else "accumulated in the output itself")
@@ -230,6 +234,15 @@ class _Inference:
             return TilePlan(buffer, storage, "in_place", source)
         self._note(buffer, storage.describe())
         return TilePlan(buffer, storage, "block", source)
+
+    def _has_place(self, tensor: Buffer, tile: Buffer) -> bool:
+        """Return whether it is known where a tensor lies when a tile is first used."""
+        if tensor not in self.declared:
+            return True
+        order = list(walk(self.launch))
+        begin = next(i for i, s in enumerate(order) if isinstance(s, Alloc) and s.buffer is tensor)
+        later = {id(s) for s in order[begin:]}
+        return all(id(use.stmt) in later for use in self.by_buffer.get(tile, ()))
 
     def _place_vector_operand(
         self,

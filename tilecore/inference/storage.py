@@ -144,10 +144,11 @@ def tile_rows(buffer: Buffer, target: Target, is_dense: bool) -> Storage:
             target=target,
             reason="tile shapes must be known when the kernel is compiled",
             span=buffer.span,
+            hint="a tile of the largest size, or a loop over tiles of a known one",
         )
     if buffer.dtype.is_packed and not is_dense:
         kind = DType(UNPACKED[buffer.dtype])
         return rows(shape, kind, kind.itemsize, target.lanes(kind))
-    if is_dense:
+    if is_dense or shape[-1] == 1:  # values of threads: neighbours lie side by side
         return Storage(shape, buffer.dtype, "rows", shape[-1], spare=target.lanes(buffer.dtype))
     return rows(shape, buffer.dtype, buffer.dtype.itemsize, target.lanes(buffer.dtype))

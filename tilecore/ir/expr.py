@@ -75,6 +75,13 @@ class Expr:
             hint="use `if` inside the kernel body, T.if_then_else, or a Python constant",
         )
 
+    def __float__(self) -> float:
+        raise TypeMismatch(
+            expected="a number known while the program is traced",
+            found=f"`{self}`, known only when the kernel runs",
+            hint="values of a kernel are computed by functions of T: T.exp(x), not math.exp(x)",
+        )
+
     def __index__(self) -> int:
         raise TypeMismatch(
             expected="an integer known while the program is traced",

@@ -30,6 +30,7 @@ from tilecore.ir.polynomial import is_equal, product
 from tilecore.ir.visitor import expressions, regions, walk, walk_expr
 
 _TILE_OPS = (nodes.Copy, nodes.Fill, nodes.Gemm, nodes.Reduce, nodes.Scan)
+UNBOUND = "symbols get their values from shapes of tensors, or are parameters (n: T.int32)"
 MOST_TURNS = 2**31 - 1
 _DIVISIONS, _SHIFTS = ("div", "floordiv", "mod"), ("shl", "shr")
 _IN_KERNEL = (
@@ -391,8 +392,12 @@ class _Checker:
         for node in walk_expr(expr):
             if isinstance(node, Var) and id(node) not in self.live:
                 ended = id(node) in self.ended
-                reason = "is used after its scope has ended" if ended else "has no value here"
-                self.fault(ScopeError(message=f"`{node.name}` {reason}"))
+                if ended:
+                    self.fault(
+                        ScopeError(message=f"`{node.name}` is used after its scope has ended")
+                    )
+                else:
+                    self.fault(ScopeError(message=f"`{node.name}` has no value here", hint=UNBOUND))
             elif isinstance(node, Load):
                 self.check_buffer(node.buffer)
                 self.check_indices(node.buffer, node.indices)

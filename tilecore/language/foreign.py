@@ -30,6 +30,11 @@ from tilecore.language.sync import sync_threads, sync_warp
 from tilecore.language.unavailable import FOREIGN
 from tilecore.language.warp import fns, match_any_sync
 
+FENCE = "here the atomic access that other blocks wait for orders what lies before it"
+FENCE_HINT = (
+    'T.atomic_store(flag, value, memory_order="release"), and T.atomic_load(flag, '
+    'memory_order="acquire") where it is waited for'
+)
 __all__ = [
     "call_extern", "call_intrin", "call_pure_extern", "call_pure_intrin", "ffs", "import_source",
     "ldg",
@@ -77,7 +82,11 @@ def call_extern(*args: Any, dtype: Any = None) -> Any:
         return None
     known = _FUNCTIONS.get(plain)
     if known is None:
-        raise UnknownPrimitive(name=f'call_extern("{name}", ...)', reason=FOREIGN)
+        fences = plain.startswith("__threadfence")
+        raise UnknownPrimitive(
+            name=f'call_extern("{name}", ...)', reason=FENCE if fences else FOREIGN,
+            hint=FENCE_HINT if fences else "",
+        )  # fmt: skip
     count, function = known
     counts = (count,) if isinstance(count, int) else count
     if len(given) not in counts:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from tilecore.errors import ScopeError, TypeMismatch
+from tilecore.errors import ScopeError, TypeMismatch, did_you_mean
 from tilecore.frontend.builder import current
 from tilecore.ir.expr import as_bool, int_value
 from tilecore.ir.gemm_shape import check_gemm_shape
@@ -14,6 +14,7 @@ from tilecore.ir.nodes import Gemm
 from tilecore.language.barrier import arrive
 from tilecore.language.copy import region
 
+_NAMES = ("transpose_A", "transpose_B", "policy", "clear_accum", "mbar")
 _IGNORED = ("k_pack", "wg_wait", "annotations", "k_inner", "prefer_instruction")
 
 
@@ -85,6 +86,7 @@ def emit_gemm(
         raise TypeMismatch(
             expected=f"keywords of T.gemm (also accepted: {', '.join(_IGNORED)})",
             found=", ".join(unknown),
+            hint=did_you_mean(unknown[0], (*_NAMES, *_IGNORED), "{}="),
         )
     builder = current()
     if builder.find("parallel") is not None:

@@ -15,6 +15,10 @@ from tilecore.ir.nodes import Alloc, Buffer, Region
 from tilecore.ir.polynomial import is_equal, product
 from tilecore.ir.vector import VectorType
 
+COVERS = (
+    "a view has all elements of its memory, as far as the shapes say; for other shapes take a flat "
+    "view, and compute the index"
+)
 ptr = PointerSpec()
 handle = ptr
 
@@ -56,6 +60,7 @@ def view(src: Any, shape: Any = None, dtype: Any = None, strides: Any = None) ->
             what=f"T.view of `{source.name}`",
             expected=f"the size of {source.dtype}{format_shape(source.shape)}, contiguous",
             found=f"{kind}{format_shape(spec.shape)}",
+            hint="" if source.strides is not None else COVERS,
         )
     return _emit(
         Buffer(
@@ -114,7 +119,12 @@ def make_tensor(ptr: Any, shape: Any, dtype: Any = None, strides: Any = None) ->
         TypeMismatch: the address is no integer, or a bad extent or element type (TC202).
     """
     if not isinstance(ptr, Expr) or not ptr.dtype.is_integer:
-        raise TypeMismatch(expected="an address (T.ptr or an integer)", found=f"{ptr}")
+        raise TypeMismatch(
+            expected="an address (T.ptr or an integer)",
+            found=f"{ptr}" if isinstance(ptr, Expr) else type(ptr).__name__,
+            hint="the memory of a tensor in another shape is T.view(A, shape) or "
+            "T.Tensor(shape, dtype, A.data)",
+        )
     named = ptr.target if isinstance(ptr, Pointer) else None
     kind = dtype if dtype is not None else named or "float32"
     spec = tensor_spec(shape, kind, strides)

@@ -10,11 +10,13 @@ from tilecore.ir.nodes import PrimFunc
 from tilecore.passes import (
     few_rows,
     fold_clear,
+    hoist_views,
     join_blocks,
     lanes,
     live_rows,
     looked_up,
     merge_nests,
+    name_lookups,
     open_extents,
     private_tiles,
     settle,
@@ -30,6 +32,7 @@ from tilecore.target import Target
 Pass = Callable[[PrimFunc], PrimFunc]
 PIPELINE: tuple[tuple[str, Pass], ...] = (
     ("guard_tiles", tile_guards.run),
+    ("hoist_views", hoist_views.run),
     ("serialize_threads", threads.run),
     ("vectorize_threads", lanes.run),
     ("drop_stages", stages.run),
@@ -49,7 +52,9 @@ def cpu_pipeline(target: Target, options: CpuOptions) -> tuple[tuple[str, Pass],
 # On a GPU threads and stages are what the program says they are, and so are clears before loops.
 GPU_PIPELINE: tuple[tuple[str, Pass], ...] = (
     ("guard_tiles", tile_guards.run),
+    ("hoist_views", hoist_views.run),
     ("settle", settle.run),
+    ("name_lookups", name_lookups.run),
     ("looked_up", looked_up.run),
     ("merge_nests", merge_nests.run),
     ("write_out", write_out.run),

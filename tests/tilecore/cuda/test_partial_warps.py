@@ -65,6 +65,28 @@ def test_a_mask_names_the_lanes_that_come_by():
         run_emulated(other, "h100", arguments())
 
 
+def test_lanes_of_a_wavefront_exchange_in_a_branch_of_theirs():
+    """AMD's run in step, nothing waits: a kernel with 32 lanes a row may end within a wavefront."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((96,), "int32"), rows: T.Tensor((1,), "int32"), B: T.Tensor((3,), "int32")
+    ):
+        with T.Kernel(1, threads=(32, 4)):
+            lane, row = T.get_thread_binding(0), T.get_thread_binding(1)
+            if row < rows[0]:
+                total = T.alloc_local((1,), "int32")
+                total[0] = A[row * 32 + lane]
+                for k in T.serial(5):
+                    total[0] += T.shfl_xor(total[0], 16 >> k)
+                if lane == 0:
+                    B[row] = total[0]
+
+    a, b = np.arange(96, dtype=np.int32), np.zeros(3, np.int32)
+    run_emulated(main, "gfx942", [a, np.array([3], np.int32), b], ALL_SCHEDULES)
+    np.testing.assert_array_equal(b, a.reshape(3, 32).sum(1))
+
+
 @pytest.mark.parametrize("mask", [0, 1 << 40, 1.5])
 def test_bad_masks(mask):
     with pytest.raises(TypeMismatch, match=r"a mask of 32 lanes for T\.shfl_xor"):

@@ -282,8 +282,8 @@ BARRIERS = {
     "registers": (lambda: waiting(nreg=(44, 0)), "h100", "TC202", "multiple of 8 from 24", ""),
     "neither more nor fewer": (lambda: waiting(nreg=(40, 2)), "h100", "TC202", "0 or 1", ""),
     "half a wavefront": (
-        short_role, "gfx942", "TC302", "a role of 32 threads from 0 on .*64 threads have a role",
-        "multiples of 64",
+        short_role, "gfx942", "TC302",
+        "a role of 32 threads that begins with 0 on .*64 threads have a role", "multiples of 64",
     ),
     "a box of short rows": (
         lambda: single_copy(20), "h100", "TC302", "cannot bring this tile", "multiple of 16 bytes"

@@ -211,6 +211,8 @@ static void run_resident() {
     }
     if (!machine.jobs.empty())
       deliver_job(machine.delivery == RANDOM ? random_number() % machine.jobs.size() : 0);
+    else if (part_wavefronts())
+      idle = 0;
     else if (alive && ++idle > 1000)
       report_deadlock();
     else if (alive) {

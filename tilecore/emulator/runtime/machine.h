@@ -40,6 +40,7 @@ struct Collective {  // threads that do something together
   uint64_t mask = 0;
   std::string what;
   std::vector<void*> arguments;  // by rank within the group
+  bool may_part = false, is_part = false;  // lanes of a wavefront that went another way
   Clock gathered, released;
 };
 struct Block;
@@ -205,8 +206,10 @@ void check_aligned(const void* pointer, unsigned bytes, const char* what);
 
 // All lanes of `mask` (of the warp), or all threads of the warpgroup, do something together: the
 // last one to arrive runs `act` with what each has passed. Returns the rank within the group.
+// may_part: whether the lanes of a wavefront that came do it alone if no other one can.
 int meet_warp(const std::string& what, uint64_t mask, void* argument,
-              const std::function<void(Collective&)>& act);
+              const std::function<void(Collective&)>& act, bool may_part = false);
+bool part_wavefronts();  // returns whether lanes wait for others that are elsewhere
 void meet_warpgroup(const std::string& what, void* argument,
                     const std::function<void(Warpgroup&, Collective&)>& act);
 

@@ -69,8 +69,26 @@ int sync_threads_reduce(int condition, int kind) {
 }
 
 // --- warps and warpgroups ------------------------------------------------------------------------
+static void complete(Collective& c, const std::function<void(Collective&)>& act) {
+  act(c);
+  c.released = c.gathered;
+  c.gathered = Clock();
+  c.arrived = 0;
+  c.is_part = false;
+  c.generation++;
+  machine.progress++;
+}
+// AMD's lanes run in step, those of a branch by themselves: nothing waits for the others.
+bool part_wavefronts() {
+  bool found = false;
+  for (Block& block : machine.blocks)
+    for (auto& open : block.warps)
+      for (Collective& c : open)
+        if (c.arrived && c.may_part) found = c.is_part = true;
+  return found;
+}
 int meet_warp(const std::string& what, uint64_t mask, void* argument,
-              const std::function<void(Collective&)>& act) {
+              const std::function<void(Collective&)>& act, bool may_part) {
   settle();
   Block& block = my_block();
   int warp = me().rank / machine.warp, own = lane();
@@ -94,6 +112,7 @@ int meet_warp(const std::string& what, uint64_t mask, void* argument,
     }
     c->mask = mask;
     c->what = what;
+    c->may_part = may_part && machine.warp != WARP;
     c->arguments.assign(machine.warp, nullptr);
   }
   c->arguments[own] = argument;
@@ -104,14 +123,10 @@ int meet_warp(const std::string& what, uint64_t mask, void* argument,
     tick(me());
   }
   if (++c->arrived == __builtin_popcountll(mask)) {
-    act(*c);
-    c->released = c->gathered;
-    c->gathered = Clock();
-    c->arrived = 0;
-    c->generation++;
-    machine.progress++;
+    complete(*c, act);
   } else {
-    wait_until(what, [c, generation] { return c->generation != generation; });
+    wait_until(what, [c, generation] { return c->generation != generation || c->is_part; });
+    if (c->generation == generation) complete(*c, act);
   }
   if (orders) clock_of(me()).join(c->released);
   return own;
@@ -171,7 +186,7 @@ void shuffle(const char* kind, u64 mask, void* value, int bytes, int source) {
              std::to_string(to->source) + ", which does not take part");
       memcpy(to->out, from->in, bytes);
     }
-  });
+  }, true);
   memcpy(value, own.out, bytes);
 }
 u64 ballot(const char* kind, u64 mask, int condition) {
@@ -182,7 +197,7 @@ u64 ballot(const char* kind, u64 mask, int condition) {
       if (c.arguments[i] && ((Vote*)c.arguments[i])->condition) all |= (u64)1 << i;
     for (void* a : c.arguments)
       if (a) ((Vote*)a)->all = all;
-  });
+  }, true);
   return own.all;
 }
 unsigned match(unsigned mask, unsigned long long value) {

@@ -11,7 +11,7 @@ from tilecore.inference.gpu.plan import NestPlan, Pipeline
 from tilecore.ir import nodes
 from tilecore.ir.analysis import covers_whole, pads, reads, writes, written_buffers
 from tilecore.ir.clusters import multiplies_in_pairs
-from tilecore.ir.expr import Load, Var, int_value
+from tilecore.ir.expr import Expr, Load, Var, int_value
 from tilecore.ir.nodes import Buffer, Copy, For, KernelLaunch, Stmt
 from tilecore.ir.visitor import buffers_of, expressions, walk, walk_expr
 
@@ -38,7 +38,10 @@ def find_pipelines(
             copies = _copies(stmt, launch, nests)
             if stages >= (1 if target.has_tma else 2) and copies and int_value(stmt.step) == 1:
                 kept = PREFETCHED if in_registers else stages
-                found[stmt] = Pipeline(stmt, copies, kept, in_registers=in_registers)
+                needed = _lookups(copies, _names(stmt.body, _written(launch)))
+                found[stmt] = Pipeline(
+                    stmt, copies, kept, in_registers=in_registers, lookups=needed
+                )
     return found
 
 
@@ -90,8 +93,11 @@ def _copies(loop: For, launch: KernelLaunch, nests: Mapping[Stmt, NestPlan]) -> 
     body = loop.body.stmts if isinstance(loop.body, nodes.Seq) else (loop.body,)
     inside = {b for s in body for b in _touched(s)}
     outside = _touched_outside(launch.body, loop)
-    bound = {s.var for s in walk(loop.body) if isinstance(s, nodes.Let)}
-    written = {b.root for b in written_buffers(launch.body)}
+    written = _written(launch)
+    names = _names(loop.body, written)
+    bound: set[Var | Buffer] = {s.var for s in walk(loop.body) if isinstance(s, nodes.Let)}
+    bound -= names.keys()
+    bound |= {s.buffer for s in walk(loop.body) if isinstance(s, nodes.Alloc)}
     padded = pads(launch)  # what lies outside becomes 0
     found: list[Copy] = []
     seen: set[Buffer] = set()
@@ -111,7 +117,7 @@ def _copies(loop: For, launch: KernelLaunch, nests: Mapping[Stmt, NestPlan]) -> 
 def _may_run_ahead(
     copy: Copy,
     nests: Mapping[Stmt, NestPlan],
-    bound: set[Var],
+    bound: set[Var | Buffer],
     written: set[Buffer],
     touched: set[Buffer],
 ) -> bool:
@@ -119,10 +125,49 @@ def _may_run_ahead(
     tile = copy.dst.buffer
     if not _is_async(copy, nests) or not covers_whole(copy.dst):
         return False
-    if tile in touched or copy.src.buffer.root in written:
+    if tile in touched or copy.src.buffer in bound or copy.src.buffer.root in written:
         return False
-    parts = [n for e in expressions(copy) for n in walk_expr(e)]
-    return not any(isinstance(n, Load) or (isinstance(n, Var) and n in bound) for n in parts)
+    return all(_is_known(e, bound, written) for e in expressions(copy))
+
+
+def _written(launch: KernelLaunch) -> set[Buffer]:
+    return {b.root for b in written_buffers(launch.body)}
+
+
+def _is_known(expr: Expr, bound: Container[object], written: Container[Buffer]) -> bool:
+    """Return whether an iteration need not have begun for a value: tables of tensors hold it."""
+    for node in walk_expr(expr):
+        if isinstance(node, Var) and node in bound:
+            return False
+        if isinstance(node, Load):
+            buffer = node.buffer
+            if buffer.scope != "global" or buffer in bound or buffer.root in written:
+                return False
+    return True
+
+
+def _names(body: Stmt, written: Container[Buffer]) -> dict[Var, nodes.Let]:
+    """Return the names in the body of a loop whose values are known before the iteration."""
+    inside = list(walk(body))
+    bound: set[object] = {s.var for s in inside if isinstance(s, nodes.Let)}
+    bound |= {s.buffer for s in inside if isinstance(s, nodes.Alloc)}
+    found: dict[Var, nodes.Let] = {}
+    for stmt in body.stmts if isinstance(body, nodes.Seq) else (body,):
+        if isinstance(stmt, nodes.Let) and _is_known(stmt.value, bound, written):
+            found[stmt.var] = stmt
+            bound.discard(stmt.var)
+    return found
+
+
+def _lookups(copies: Iterable[Copy], names: Mapping[Var, nodes.Let]) -> tuple[nodes.Let, ...]:
+    """Return the names that copies need, and those that these need, in order."""
+    needed: set[Var] = set()
+    exprs = [e for copy in copies for e in expressions(copy)]
+    while exprs:
+        found = {n for e in exprs for n in walk_expr(e) if isinstance(n, Var) and n in names}
+        exprs = [names[var].value for var in found - needed]
+        needed |= found
+    return tuple(let for var, let in names.items() if var in needed)
 
 
 def _is_async(copy: Copy, nests: Mapping[Stmt, NestPlan]) -> bool:

@@ -17,6 +17,7 @@ from tilecore.ir.nodes import (
     Gemm,
     If,
     KernelLaunch,
+    Let,
     PrimFunc,
     Region,
     Stmt,
@@ -326,6 +327,7 @@ class Pipeline:
             loop uses the tiles before (where no instruction copies to shared memory).
         groups: for each copy the blocks of the cluster that one of them loads for, or None.
         overlap: the order in which products of two iterations run at once, if they do.
+        lookups: names of the iteration that its copies need (pages of a table), in order.
     """
 
     loop: For
@@ -336,6 +338,7 @@ class Pipeline:
     in_registers: bool = False
     groups: tuple[Group | None, ...] = ()
     overlap: Overlap | None = None
+    lookups: tuple[Let, ...] = ()
 
     def group(self, copy: Copy) -> Group | None:
         """Return the blocks that ``copy`` brings the same, if one loads for all."""

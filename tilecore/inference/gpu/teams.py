@@ -136,7 +136,8 @@ def find_teams(launch: KernelLaunch, threads: tuple[int, int, int], target: GpuT
     broken = next((t for t in teams.all if t.first % warp or t.count % warp), None)
     if broken is not None:
         raise UnsupportedOnTarget(
-            what=f"a role of {broken.count} threads from {broken.first} on", target=target.name,
+            what=f"a role of {broken.count} threads that begins with {broken.first}",
+            target=target.name,
             reason=f"lanes of a warp work together: whole warps of {warp} threads have a role",
             hint=f"branches on the thread index at multiples of {warp}, in a block of a multiple "
             f"of {warp} threads", span=launch.span,

@@ -10,9 +10,16 @@ LLVM_TYPES = {
     **{f"{sign}int{bits}": f"i{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }  # fmt: skip
 LANES = (1, 2, 4, 8, 16, 32, 64)
-FMA_NAMES = {n: f"llvm.fma.v{n}f32" for n in LANES[1:]}
+FMA_NAMES = {n: "llvm.fma.f32" if n == 1 else f"llvm.fma.v{n}f32" for n in LANES}
+
+
+def kind_of(element: str, lanes: int) -> str:
+    """Return the type of ``lanes`` elements."""
+    return element if lanes == 1 else f"<{lanes} x {element}>"
+
+
 FMA_DECLARATIONS = {
-    name: f"declare <{n} x float> @{name}({', '.join([f'<{n} x float>'] * 3)})"
+    name: f"declare {(kind := kind_of('float', n))} @{name}({', '.join([kind] * 3)})"
     for n, name in FMA_NAMES.items()
 }
 
@@ -26,7 +33,7 @@ class LlvmFunction:
 
     def kind(self, element: str) -> str:
         """Return the type of ``lanes`` elements."""
-        return element if self.lanes == 1 else f"<{self.lanes} x {element}>"
+        return kind_of(element, self.lanes)
 
     def constant(self, element: str, literal: str) -> str:
         """Return a literal in every lane."""
@@ -191,4 +198,9 @@ class LlvmFunction:
 def _literal(value: float) -> str:
     """Return the nearest float as LLVM writes it: as the bits of the same double."""
     (single,) = struct.unpack(">f", struct.pack(">f", value))
-    return f"0x{struct.unpack('>Q', struct.pack('>d', single))[0]:016X}"
+    return wide_literal(single)
+
+
+def wide_literal(value: float) -> str:
+    """Return a double as LLVM writes its bits."""
+    return f"0x{struct.unpack('>Q', struct.pack('>d', value))[0]:016X}"

@@ -179,6 +179,10 @@ class _LaunchLowering:
         self.packed: dict[Buffer, Any] = dict(kept)
         self.assertions = Assertions(self.builder, plan.launch)
         self.grain = blocks_of_a_share(plan.launch)
+        self.awaited = {  # tensors whose place is known only within the launch
+            s.buffer for s in walk(plan.launch)
+            if isinstance(s, Alloc) and s.buffer.scope == "global"
+        }  # fmt: skip
 
     def emit(self) -> None:
         """Emit the packing phases, then the grid; nothing for a grid known to be empty."""
@@ -305,6 +309,10 @@ class _LaunchLowering:
                 self._alloc(self.plan.tiles[buffer])
             case Alloc(buffer=buffer):
                 declare(self.accessor, buffer)
+                self.awaited.discard(buffer)
+                for tile in self.plan.tiles.values():
+                    if _lies_in(tile) is buffer:
+                        self._alloc(tile)
             case Copy():
                 self._copy(stmt)
             case Fill():
@@ -351,6 +359,8 @@ class _LaunchLowering:
 
     def _alloc(self, tile: TilePlan) -> None:
         places = self.accessor.places
+        if _lies_in(tile) in self.awaited:
+            return
         if tile.placement in ("in_place", "staged"):
             assert tile.source is not None
             source = tile.source
@@ -450,3 +460,10 @@ class _LaunchLowering:
             kind(self.accessor, self.target, self.statement).emit(nest)
         else:
             self.statement(nest.body)
+
+
+def _lies_in(tile: TilePlan) -> Buffer | None:
+    """Return the tensor that a tile is a box of, None if it has memory of its own."""
+    if tile.placement in ("in_place", "staged") and tile.source is not None:
+        return tile.source.copy.src.buffer
+    return tile.output.region.buffer if tile.placement == "output" and tile.output else None

@@ -54,7 +54,7 @@ NIBBLES = {"int4": "int8", "uint4": "uint8"}  # computed in 8 bits
 PACKED = ("bfloat16", *float8.NAMES)  # computed in float32, rounded when stored
 
 
-LIBM = ("tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "log1p", "fmod")  # scalar only
+LIBM = ("tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "log1p", "fmod")  # no vectors
 
 
 def memory_type(dtype: str) -> str:
@@ -387,7 +387,8 @@ def _call(expr: Call, scope: Scope) -> Any:
     if narrow:
         args = [tir.Cast(vector_type("float32", lanes), a) for a in args]
         kind = "float32"
-    if expr.name in LIBM:
+    is_ours = kind == "float32" and expr.name in vector_math.FUNCTIONS
+    if expr.name in LIBM and not is_ours:
         name = expr.name if kind == "float64" else f"{expr.name}f"
         result = tir.call_pure_extern(kind, name, *args)
     else:

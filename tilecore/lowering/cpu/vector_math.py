@@ -1,9 +1,9 @@
 """Functions of float32 vectors: range reduction and a polynomial.
 
 LLVM has no vector code for these: TVM's would call libm once per lane. Errors stay within 2 units
-in the last place of the exact value (3 for log2 and log10, 3.5 for sigmoid); subnormal results,
-infinities, signed zeros and NaN are those of libm. Tails computed lane by lane use the same code: a
-value does not depend on its place.
+in the last place of the exact value (3 for log1p, log2 and log10, 3.5 for sigmoid); subnormal
+results, infinities, signed zeros and NaN are those of libm. Tails computed lane by lane use the
+same code: a value does not depend on its place.
 
 The coefficients of exp2 are those of Cephes. The others are weighted least-squares fits,
 reweighted towards the least maximum (Lawson), of relative error below 1e-8.
@@ -18,7 +18,7 @@ from typing import Any
 
 from tvm import tirx as tir
 
-from tilecore.lowering.cpu import avx512, vector_math_avx512
+from tilecore.lowering.cpu import avx512, vector_angles, vector_math_avx512
 from tilecore.lowering.cpu.llvm_text import FMA_DECLARATIONS, LANES, LlvmFunction
 from tilecore.lowering.cpu.tir import vector_type
 from tilecore.lowering.cpu.vector_math_avx512 import LOG_2
@@ -70,6 +70,9 @@ def definitions(calls: set[str], isa: str) -> dict[str, str]:
     needed = [name for name in FUNCTIONS if name in calls]
     if isa != "avx512" and "exp" not in needed and any(name in OF_EXP for name in needed):
         needed.append("exp")
+    if "log1p" in needed and "log" not in needed:
+        needed.append("log")
+    has_angles = any(name in vector_angles.NAMES for name in needed)
     found = {
         _name(function, lanes): _text(function, lanes, isa)
         for function in needed
@@ -77,6 +80,8 @@ def definitions(calls: set[str], isa: str) -> dict[str, str]:
     }
     if needed:
         found |= FMA_DECLARATIONS | SQRT_DECLARATIONS
+    for lanes in vector_angles.WHOLE if has_angles else ():
+        found |= vector_angles.declarations(lanes)
     return {**avx512.declarations(), **found} if needed and isa == "avx512" else found
 
 
@@ -95,7 +100,9 @@ def _text(function: str, lanes: int, isa: str) -> str:
     f = LlvmFunction(lanes)
     bodies, whole = _BODIES, WHOLE
     if isa == "avx512":
-        bodies, whole = vector_math_avx512.BODIES, vector_math_avx512.WHOLE
+        bodies, whole = _BODIES | vector_math_avx512.BODIES, vector_math_avx512.WHOLE
+    if function in vector_angles.NAMES:
+        whole = vector_angles.WHOLE
     if lanes in whole:
         result = bodies[function](f)
     elif lanes < min(whole):
@@ -210,6 +217,20 @@ def _outside_logarithm(f: LlvmFunction, found: str) -> str:
     return f.select(is_negative, f.real(math.nan), found, "float")
 
 
+def _log1p(f: LlvmFunction) -> str:
+    """Return log(u) + c / u for the float u next to 1 + x, with c = 1 + x - u."""
+    near = f.on_floats("fadd", "%x", f.real(1.0))
+    logarithm = _called(f, "log", near, f.lanes)
+    lost = f.on_floats("fsub", "%x", f.on_floats("fsub", near, f.real(1.0)))
+    found = f.on_floats("fadd", logarithm, f.on_floats("fdiv", lost, near))
+    size = f.as_float(f.masked(f.of_float("%x"), 0x7FFFFFFF))
+    found = f.select(f.compare_floats("olt", size, f.real(2.0**-25)), "%x", found, "float")
+    is_plain = f.both(
+        f.compare_floats("ogt", "%x", f.real(-1.0)), f.compare_floats("olt", "%x", f.real(math.inf))
+    )
+    return f.select(is_plain, found, logarithm, "float")
+
+
 # --- tanh and erf ---------------------------------------------------------------------------------
 
 
@@ -270,6 +291,9 @@ _BODIES: dict[str, Callable[[LlvmFunction], str]] = {
     "log": partial(_logarithm, base=math.e, high=0.693145751953125),
     "log2": partial(_logarithm, base=2.0, high=1.0),
     "log10": partial(_logarithm, base=10.0, high=0.30078125),
+    "log1p": _log1p,
+    "sin": partial(vector_angles.of_quadrants, name="sin"),
+    "cos": partial(vector_angles.of_quadrants, name="cos"),
     "rsqrt": _rsqrt,
     "sigmoid": _sigmoid,
     "tanh": _tanh,

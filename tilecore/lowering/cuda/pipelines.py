@@ -72,6 +72,8 @@ class AsyncPipeline:
 
     def _copies(self, turn: Any) -> None:
         with self.owner.loops.named(self.pipeline.loop, add(self.start, turn)):
+            for lookup in self.pipeline.lookups:
+                self.owner.inner(lookup)
             for copy in self.pipeline.copies:
                 with self.builder.at(copy.span):
                     AsyncCopyLowering(self.accessor, self.owner.plan.nests[copy]).emit()
@@ -185,6 +187,8 @@ class BoxPipelines:
         with builder.kept_loop(trips) as turn:
             stage, parity = self.turn_of(pipeline)
             with self.owner.loops.named(pipeline.loop, add(start, turn)):
+                for lookup in pipeline.lookups:
+                    self.owner.inner(lookup)
                 for copy, box in zip(pipeline.copies, pipeline.boxes, strict=True):
                     group = pipeline.group(copy)
                     empty = self.barrier(copy, "empty", stage)

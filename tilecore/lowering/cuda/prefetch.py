@@ -63,6 +63,8 @@ class RegisterPipeline(AsyncPipeline):
 
     def _load(self, parts: list[HeldCopy], turn: Any) -> None:
         with self.owner.loops.named(self.pipeline.loop, add(self.start, turn)):
+            for lookup in self.pipeline.lookups:
+                self.owner.inner(lookup)
             for part in parts:
                 part.load()
 
