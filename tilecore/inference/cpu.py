@@ -245,6 +245,9 @@ class _Inference:
             self._note(buffer, "rows: its gemms want lanes along different axes or parts of it")
             return TilePlan(buffer, self.tiles[buffer], "block", source)
         gemm = gemms[0]
+        if gemm in self.forms and source is None:
+            self._note(buffer, self.tiles[buffer].describe())
+            return TilePlan(buffer, self.tiles[buffer])
         if gemm in self.forms:
             assert source is not None
             self._note(buffer, f"read in place from {source.copy.src.buffer.name}")

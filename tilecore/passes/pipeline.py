@@ -16,6 +16,7 @@ from tilecore.passes import (
     looked_up,
     merge_nests,
     open_extents,
+    own_tiles,
     private_tiles,
     settle,
     split_tiles,
@@ -38,6 +39,7 @@ PIPELINE: tuple[tuple[str, Pass], ...] = (
     ("live_rows", live_rows.run),
     ("split_tiles", split_tiles.run),
     ("join_blocks", join_blocks.run),
+    ("own_tiles", own_tiles.run),
 )
 
 

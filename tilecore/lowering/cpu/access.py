@@ -12,6 +12,7 @@ from tilecore.inference.storage import Storage, TensorStorage
 from tilecore.ir.bounds import Interval, Known, begins_anew, step_of, variables
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Load, Var, binary, cast, const, holds
+from tilecore.ir.lane_offsets import Offsets, lane_offsets
 from tilecore.ir.nodes import Buffer
 from tilecore.lowering.cpu import bfloat16, stream, tables
 from tilecore.lowering.cpu.llvm_text import LLVM_TYPES
@@ -28,6 +29,7 @@ from tilecore.lowering.cpu.scalar import (
     value_type,
     zero,
 )
+from tilecore.lowering.cpu.shuffles import spread
 from tilecore.lowering.cpu.tir import (
     TirBuilder,
     add,
@@ -41,6 +43,7 @@ from tilecore.lowering.cpu.wrapping import PLAIN, wrapped
 from tilecore.target import Target
 
 INT32_MAX = 2**31 - 1
+SHUFFLED = 2  # elements per lane that are loaded to choose from
 Extent = Expr | int
 
 
@@ -206,12 +209,19 @@ class Accessor:
         place = self.places[expr.buffer]
         indices = place.indices(expr.indices)
         lanes = scope.lanes if scope.is_vector(expr) else 1
+        apart = None
         if lanes > 1 and self._distance(expr, scope) is None:
-            return self._looked_up(expr, scope)
+            apart = self._known_offsets(expr, scope)
+            if apart is None:
+                return self._looked_up(expr, scope)
         flat = self.of_places()
         uniform = [p for p in self.open_ends(place, indices) if not scope.is_vector(p[0])]
-        offset, stride = self.offset(place, indices, scope.vector if lanes > 1 else None)
-        value = load_values(self.builder, place, offset, lanes, stride)
+        if apart is None:
+            offset, stride = self.offset(place, indices, scope.vector if lanes > 1 else None)
+            value = load_values(self.builder, place, offset, lanes, stride)
+        else:
+            offset, _ = self.offset(place, indices, of_vector=True)
+            value = load_lanes(self.builder, place, offset, apart)
         value = convert(value, place.storage.dtype, expr.dtype, lanes)
         cond = self.guard(uniform, flat)
         if cond is None:
@@ -227,7 +237,11 @@ class Accessor:
         at = place.indices(indices)
         lanes = scope.lanes if scope.vector is not None else 1
         uniform = [p for p in self.open_ends(place, at) if not scope.is_vector(p[0])]
-        offset, stride = self.offset(place, at, scope.vector)
+        vector = scope.vector
+        if vector is not None and self.stride_of(buffer, indices, vector) is None:
+            offset, stride = self.offset(place, at, of_vector=True)[0], 1
+        else:
+            offset, stride = self.offset(place, at, scope.vector)
         result = kept(value, dtype, buffer.dtype, place.storage.dtype, lanes)
         cond = self.guard(uniform, self.of_places())
         if cond is None:
@@ -255,6 +269,12 @@ class Accessor:
         if bound or scope.vector is None:
             return None
         return self.stride_of(load.buffer, load.indices, scope.vector)
+
+    def _known_offsets(self, load: Load, scope: Scope) -> Offsets | None:
+        """Return how far from the first lane's element those of the lanes lie."""
+        if scope.vector is None or any(variables(i) & scope.vector_lets for i in load.indices):
+            return None
+        return self.offsets_of(load.buffer, load.indices, scope.vector, scope.lanes)
 
     def _looked_up(self, load: Load, scope: Scope) -> Any:
         place, (size,) = self.places[load.buffer], load.buffer.static_shape or (0,)
@@ -315,6 +335,30 @@ class Accessor:
             return 1 if is_lane and step_of(at[1 - axis], vector) == 0 else None
         return step_of(place.storage.offset(at), vector)
 
+    def offsets_of(
+        self, buffer: Buffer, indices: Sequence[Expr], vector: Var, lanes: int
+    ) -> Offsets | None:
+        """Return how far from the first lane's element those of all lanes lie.
+
+        They lie so in every vector; None: not at known distances, or in no rows of whole bytes.
+        """
+        place = self.places[buffer]
+        storage = place.storage
+        if place.is_own or DType(storage.dtype).is_packed or storage.dtype == "bool":
+            return None
+        at = place.indices(indices)
+        if isinstance(storage, Storage):
+            is_rows = storage.kind == "rows"
+            return lane_offsets(storage.offset(at), vector, lanes) if is_rows else None
+        total = [0] * lanes
+        for index, stride in zip(at, storage.strides, strict=True):
+            apart = lane_offsets(index, vector, lanes)
+            if apart is None or (any(apart) and not isinstance(stride, int)):
+                return None
+            if isinstance(stride, int):
+                total = [t + x * stride for t, x in zip(total, apart, strict=True)]
+        return tuple(total)
+
 
 def load_values(
     builder: TirBuilder, place: Place, offset: Any, lanes: int = 1, stride: int = 1
@@ -324,6 +368,26 @@ def load_values(
     if DType(stored).is_packed:
         return from_memory(load_codes(builder, place.memory, offset, lanes, stride), stored, lanes)
     return from_memory(builder.load(place.memory, offset, lanes, stride), stored, lanes)
+
+
+def load_lanes(builder: TirBuilder, place: Place, offset: Any, apart: Offsets) -> Any:
+    """Return elements at known distances from the first one, as they are computed with."""
+    stored, lanes = place.storage.dtype, len(apart)
+    step, least = apart[1] - apart[0], min(apart)
+    if apart == tuple(range(0, step * lanes, step) if step else apart[:1] * lanes):
+        if step:
+            return load_values(builder, place, offset, lanes, step)
+        return broadcast(load_values(builder, place, offset), lanes)
+    count = max(apart) - least + 1
+    first = add(offset, least)
+    if count <= SHUFFLED * lanes:
+        raw = builder.load(place.memory, first, count)
+        chosen = [x - least for x in apart]
+        return from_memory(spread(builder, raw, memory_type(stored), count, chosen), stored, lanes)
+    first = builder.bind(offset)
+    parts = [builder.bind(builder.load(place.memory, add(first, x))) for x in apart]
+    order = [tir.IntImm("int32", i) for i in range(lanes)]
+    return from_memory(tir.Shuffle(parts, order), stored, lanes)
 
 
 def store_values(

@@ -124,7 +124,8 @@ class DotsLowering(FewRowsLowering):
         blocks = quotient(self.depth, step)
         place = self.b_place
         line = CACHE_LINE_BYTES // DType(place.storage.dtype).itemsize
-        is_fetched = self.plan.k * self.plan.micro_n <= FETCHED_LINES * line
+        is_near = not place.shift  # a tile, not a box of a tensor
+        is_fetched = not is_near and self.plan.k * self.plan.micro_n <= FETCHED_LINES * line
         for block, part in builder.runs(blocks, max(1, line // step)):
             k = mul(block, step)
             if is_fetched and part == 0:

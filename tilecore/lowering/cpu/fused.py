@@ -84,7 +84,7 @@ class FusedLowering:
         return all(
             self.folds[step].has_vector_form(self.var, is_folded)
             if isinstance(step, Reduce)
-            else runs_in_vectors(self.accessor, step, self.var)
+            else runs_in_vectors(self.accessor, step, self.var, self.lanes)
             for step in self.nest.steps
         )
 

@@ -69,7 +69,7 @@ class GroupNestLowering(NestLowering):
         body = nest.body.stmts if isinstance(nest.body, Seq) else (nest.body,)
         lets = [s for s in body if isinstance(s, Let)]
         indices = [index for s in body for index in indices_of(s)]
-        return has_vector_form(lets, indices) and self._values_vectorise(body, column)
+        return has_vector_form(lets, indices) and self._values_vectorise(body, column, LANES)
 
     def _scalar(self, body: Stmt, var: Var, start: Any, count: Any) -> None:
         for half in range(GROUP):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm import tirx as tir
 
-from tilecore.lowering.cpu.tir import TirBuilder
+from tilecore.lowering.cpu.llvm_text import LLVM_TYPES
+from tilecore.lowering.cpu.tir import TirBuilder, vector_type
 
 
 def transpose(builder: TirBuilder, rows: list[Any], lanes: int) -> list[Any]:
@@ -39,6 +40,19 @@ def fold_rows(
             folded.append(builder.bind(builder.load(register, 0, lanes)))
         current = folded
     return current[0]
+
+
+def spread(builder: TirBuilder, given: Any, dtype: str, count: int, chosen: Sequence[int]) -> Any:
+    """Return, of ``count`` elements in a vector, one per lane: TVM has no more lanes than those."""
+    element, lanes = LLVM_TYPES[dtype], len(chosen)
+    kind, result = f"<{count} x {element}>", f"<{lanes} x {element}>"
+    name = f"tilecore_spread_{element}x{count}_{'_'.join(map(str, chosen))}"
+    order = ", ".join(f"i32 {i}" for i in chosen)
+    text = f"""define linkonce_odr hidden {result} @{name}({kind} %v) alwaysinline {{
+  %r = shufflevector {kind} %v, {kind} poison, <{lanes} x i32> <{order}>
+  ret {result} %r
+}}"""
+    return builder.call_llvm(vector_type(dtype, lanes), name, text, given)
 
 
 def _interleaved(builder: TirBuilder, vectors: list[Any], lanes: int) -> list[tuple[Any, Any]]:
