@@ -172,7 +172,7 @@ def test_rows_are_computed_in_vectors_and_moved_across_for_many_rows(path, m, is
     target = parse_target(path)
     plan, tir = lower(dequantised(m, 64, 128, 32), target, {})
     text = str(tir)
-    assert "tilecore_spread_i8" in text
+    assert "tilecore_spread1_i8" in text
     lanes = target.lanes("float32")
     stages = lanes.bit_length() - 1
     assert (text.count("T.Shuffle([t") == stages * lanes) == is_moved

@@ -10,6 +10,7 @@ from tilecore.ir.nodes import PrimFunc
 from tilecore.passes import (
     few_rows,
     fold_clear,
+    guarded_loads,
     join_blocks,
     lanes,
     live_rows,
@@ -35,6 +36,7 @@ PIPELINE: tuple[tuple[str, Pass], ...] = (
     ("vectorize_threads", lanes.run),
     ("drop_stages", stages.run),
     ("settle", settle.run),
+    ("guarded_loads", guarded_loads.run),
     ("fold_clear", fold_clear.run),
     ("live_rows", live_rows.run),
     ("split_tiles", split_tiles.run),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -99,6 +99,8 @@ class Accessor:
         self.of_index: set[Var] = set()  # what indices, counts and conditions are sums of
         self.pads: dict[Buffer, Expr] = {}  # what loads outside a tensor give, where not 0
         self.tops: dict[Var, Expr] = {}
+        self.held: Mapping[int, Any] = {}  # values of loads (their id) that registers hold
+        self.masks = False  # whether lanes that leave a tensor are loaded as what is outside of it
         self.box: tuple[Var, int] | None = None  # what counts blocks (steps of a loop), by how much
         self.tile_shape: tuple[int, int] | None = None  # rows and groups AMX is set up for
 
@@ -206,6 +208,8 @@ class Accessor:
 
     def load(self, expr: Load, scope: Scope) -> Any:
         """Return an element (or one per lane); outside a global tensor it is padded."""
+        if id(expr) in self.held:
+            return self.held[id(expr)]
         place = self.places[expr.buffer]
         indices = place.indices(expr.indices)
         lanes = scope.lanes if scope.is_vector(expr) else 1
@@ -214,6 +218,10 @@ class Accessor:
             apart = self._known_offsets(expr, scope)
             if apart is None:
                 return self._looked_up(expr, scope)
+        if lanes > 1 and self.masks:
+            found = self.masked_lanes(expr, scope)
+            if found is not None:
+                return self._masked(expr, found, scope)
         flat = self.of_places()
         uniform = [p for p in self.open_ends(place, indices) if not scope.is_vector(p[0])]
         if apart is None:
@@ -269,6 +277,45 @@ class Accessor:
         if bound or scope.vector is None:
             return None
         return self.stride_of(load.buffer, load.indices, scope.vector)
+
+    def masked_lanes(self, load: Load, scope: Scope) -> MaskedLanes | None:
+        """Return how lanes that may leave a tensor are loaded; None: they do not, or not so."""
+        place, vector = self.places[load.buffer], scope.vector
+        indices = place.indices(load.indices)
+        ends = self.open_ends(place, indices)
+        varying = [pair for pair in ends if scope.is_vector(pair[0])]
+        if len(varying) != 1 or load.buffer in self.pads or vector is None:
+            return None
+        (index, extent), lanes = varying[0], scope.lanes
+        apart = self.offsets_of(load.buffer, load.indices, vector, lanes)
+        if apart is None or apart != lane_offsets(index, vector, lanes):
+            return None
+        is_short = max(apart) - min(apart) < SHUFFLED * lanes
+        is_int = isinstance(extent, int) and extent <= INT32_MAX and index.dtype == "int32"
+        uniform = [pair for pair in ends if pair is not varying[0]]
+        return MaskedLanes(index, extent, apart, uniform) if is_short and is_int else None
+
+    def _masked(self, load: Load, found: MaskedLanes, scope: Scope) -> Any:
+        """Return lanes of a tensor, 0 for those outside of it."""
+        builder, place, flat = self.builder, self.places[load.buffer], self.of_places()
+        stored, lanes, least = place.storage.dtype, scope.lanes, min(found.apart)
+        offset, _ = self.offset(place, place.indices(load.indices), of_vector=True)
+        first = lower(found.index, replace(flat, residue=None))
+        limit: Any = _i32(found.extent)  # type: ignore[arg-type]
+        cond = self.guard(found.uniform, flat)
+        if cond is not None:
+            limit = tir.Select(cond, limit, _int(0))
+        limit = builder.bind(limit)
+        parts, count = [], max(found.apart) - least + 1
+        for start in (least,) if count <= lanes else (least, least + count - lanes):
+            mask = LaneMask(builder.bind(add(first, start)), limit, lanes, is_two_sided=True)
+            raw = masked_raw(place, add(offset, start), mask)
+            parts.append(raw if count <= lanes else builder.bind(raw))
+        raw = parts[0]
+        if found.apart != tuple(range(least, least + lanes)):
+            raw = picked(builder, parts, memory_type(stored), lanes, count, found.apart)
+        value = from_memory(raw, stored, lanes)
+        return convert(value, stored, load.dtype, lanes)
 
     def _known_offsets(self, load: Load, scope: Scope) -> Offsets | None:
         """Return how far from the first lane's element those of the lanes lie."""
@@ -360,6 +407,23 @@ class Accessor:
         return tuple(total)
 
 
+@dataclass(frozen=True, slots=True)
+class MaskedLanes:
+    """How the lanes of a load may leave a tensor: by one index, element by element.
+
+    Attributes:
+        index: that index.
+        extent: of its axis.
+        apart: how far from the first lane's element those of the lanes lie.
+        uniform: the other (index, extent) pairs that may leave it, in all lanes alike.
+    """
+
+    index: Expr
+    extent: Extent
+    apart: Offsets
+    uniform: Sequence[tuple[Expr, Extent]]
+
+
 def load_values(
     builder: TirBuilder, place: Place, offset: Any, lanes: int = 1, stride: int = 1
 ) -> Any:
@@ -381,13 +445,28 @@ def load_lanes(builder: TirBuilder, place: Place, offset: Any, apart: Offsets) -
     count = max(apart) - least + 1
     first = add(offset, least)
     if count <= SHUFFLED * lanes:
-        raw = builder.load(place.memory, first, count)
-        chosen = [x - least for x in apart]
-        return from_memory(spread(builder, raw, memory_type(stored), count, chosen), stored, lanes)
+        size = min(count, lanes)
+        starts = (0,) if count <= lanes else (0, count - lanes)
+        given = [builder.bind(builder.load(place.memory, add(first, s), size)) for s in starts]
+        return from_memory(
+            picked(builder, given, memory_type(stored), size, count, apart), stored, lanes
+        )
     first = builder.bind(offset)
     parts = [builder.bind(builder.load(place.memory, add(first, x))) for x in apart]
     order = [tir.IntImm("int32", i) for i in range(lanes)]
     return from_memory(tir.Shuffle(parts, order), stored, lanes)
+
+
+def picked(
+    builder: TirBuilder, parts: Sequence[Any], dtype: str, size: int, count: int, apart: Offsets
+) -> Any:
+    """Return the elements at ``apart``, of ``count`` from the least one on.
+
+    ``parts`` are the first ``size`` of those and, if they are more, the last ones.
+    """
+    places = [x - min(apart) for x in apart]
+    chosen = [x if x < size else x - (count - size) + size for x in places]
+    return spread(builder, parts, dtype, size, chosen)
 
 
 def store_values(
@@ -426,11 +505,16 @@ class LaneMask:
     first: Any
     limit: Any
     lanes: int
+    is_two_sided: bool = False  # indices below 0 are none of them
 
     @property
     def condition(self) -> Any:
         """The mask as a vector in TIR."""
-        return tir.LT(ramp(self.first, self.lanes), broadcast(_i32(self.limit), self.lanes))
+        indices, limit = ramp(self.first, self.lanes), broadcast(_i32(self.limit), self.lanes)
+        if not self.is_two_sided:
+            return tir.LT(indices, limit)
+        kind = vector_type("uint32", self.lanes)  # of which those below 0 are the largest
+        return tir.LT(tir.reinterpret(kind, indices), tir.reinterpret(kind, limit))
 
 
 def vector_load(

@@ -70,6 +70,7 @@ from tilecore.lowering.cpu.strided import box_place
 from tilecore.lowering.cpu.tir import TirBuilder, add, maximum, minimum, mul, quotient, remainder
 from tilecore.lowering.cpu.transposed import TransposedLowering, transposes
 from tilecore.lowering.cpu.views import bind_let, declare
+from tilecore.lowering.cpu.window_nest import emit_window, goes_inside
 from tilecore.target import Target
 
 FORMS = {PANELS: GemmLowering, DOTS: DotsLowering, SUMS: SumsLowering}
@@ -394,6 +395,9 @@ class _LaunchLowering:
         kind(self.accessor, plan, self.target).emit()
 
     def _for(self, stmt: For) -> None:
+        if self._goes_inside(stmt):
+            emit_window(stmt, self.accessor, self.target, self.statement)
+            return
         start, stop = int_value(stmt.start), int_value(stmt.stop)
         step = int_value(stmt.step)
         first: Any = start if start is not None else self.accessor.scalar(cast(stmt.start, "int32"))
@@ -418,6 +422,12 @@ class _LaunchLowering:
             self.accessor.box = (stmt.loop_var, step) if step is not None else None
             self._iteration(stmt, add(first, mul(index, distance)), bounds)
             self.accessor.box = box
+
+    def _goes_inside(self, stmt: For) -> bool:
+        """Return whether a loop runs inside the nest that it is around."""
+        if any(s in self.plan.elided or s in self.plan.fused for s in walk(stmt)):
+            return False
+        return goes_inside(stmt, self.accessor, self.target)
 
     def _iteration(self, stmt: For, value: Any, bounds: tuple[int, int] | None) -> None:
         self.accessor.assign(stmt.loop_var, value)

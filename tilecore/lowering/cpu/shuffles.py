@@ -42,17 +42,24 @@ def fold_rows(
     return current[0]
 
 
-def spread(builder: TirBuilder, given: Any, dtype: str, count: int, chosen: Sequence[int]) -> Any:
-    """Return, of ``count`` elements in a vector, one per lane: TVM has no more lanes than those."""
+def spread(
+    builder: TirBuilder, given: Sequence[Any], dtype: str, count: int, chosen: Sequence[int]
+) -> Any:
+    """Return of the elements of a vector or two, ``count`` each, one per lane.
+
+    TVM's shuffles have no more lanes than what they are given.
+    """
     element, lanes = LLVM_TYPES[dtype], len(chosen)
     kind, result = f"<{count} x {element}>", f"<{lanes} x {element}>"
-    name = f"tilecore_spread_{element}x{count}_{'_'.join(map(str, chosen))}"
+    name = f"tilecore_spread{len(given)}_{element}x{count}_{'_'.join(map(str, chosen))}"
     order = ", ".join(f"i32 {i}" for i in chosen)
-    text = f"""define linkonce_odr hidden {result} @{name}({kind} %v) alwaysinline {{
-  %r = shufflevector {kind} %v, {kind} poison, <{lanes} x i32> <{order}>
+    other, names = ("%w", ("%v", "%w")) if len(given) > 1 else ("poison", ("%v",))
+    arguments = ", ".join(f"{kind} {argument}" for argument in names)
+    text = f"""define linkonce_odr hidden {result} @{name}({arguments}) alwaysinline {{
+  %r = shufflevector {kind} %v, {kind} {other}, <{lanes} x i32> <{order}>
   ret {result} %r
 }}"""
-    return builder.call_llvm(vector_type(dtype, lanes), name, text, given)
+    return builder.call_llvm(vector_type(dtype, lanes), name, text, *given)
 
 
 def _interleaved(builder: TirBuilder, vectors: list[Any], lanes: int) -> list[tuple[Any, Any]]:
