@@ -301,7 +301,7 @@ class Accessor:
         stored, lanes, least = place.storage.dtype, scope.lanes, min(found.apart)
         offset, _ = self.offset(place, place.indices(load.indices), of_vector=True)
         first = lower(found.index, replace(flat, residue=None))
-        limit: Any = _i32(found.extent)  # type: ignore[arg-type]
+        limit: Any = _i32(found.extent)
         cond = self.guard(found.uniform, flat)
         if cond is not None:
             limit = tir.Select(cond, limit, _int(0))
