@@ -18,10 +18,11 @@ from tilecore.inference.storage import Storage, panels
 from tilecore.ir.expr import Cast, Expr, Var, binary, const, int_value
 from tilecore.ir.nodes import Let, Parallel, Seq, Stmt, Store
 from tilecore.lowering.cpu import float8
-from tilecore.lowering.cpu.access import Accessor, Place
+from tilecore.lowering.cpu.access import Accessor
 from tilecore.lowering.cpu.codes import PERIOD, Lookup, find_lookup, last_store
 from tilecore.lowering.cpu.lets import has_vector_form, indices_of, inlined
 from tilecore.lowering.cpu.nest import NestLowering
+from tilecore.lowering.cpu.place import Place
 from tilecore.lowering.cpu.scalar import Scope, convert, lower, to_memory, widen
 from tilecore.lowering.cpu.tir import add, broadcast, mul, vector_type
 from tilecore.target import Target

@@ -47,7 +47,7 @@ from tilecore.ir.trips import trip_count
 from tilecore.ir.visitor import buffers_of, expressions, has_jump, walk, walk_expr
 from tilecore.lowering import rounding
 from tilecore.lowering.cpu import division, float8, stream, vector_math
-from tilecore.lowering.cpu.access import Accessor, Place
+from tilecore.lowering.cpu.access import Accessor
 from tilecore.lowering.cpu.amx import TileLowering, configured
 from tilecore.lowering.cpu.atomic import emit_atomic
 from tilecore.lowering.cpu.code_nest import CodeNestLowering, decodes
@@ -65,6 +65,7 @@ from tilecore.lowering.cpu.nest import NestLowering
 from tilecore.lowering.cpu.output import Assertions, emit_assert, emit_print
 from tilecore.lowering.cpu.panel_nest import PanelNestLowering, fills_panels
 from tilecore.lowering.cpu.params import kept_memory, lower_params
+from tilecore.lowering.cpu.place import Place
 from tilecore.lowering.cpu.scalar import check_dtypes, memory_type
 from tilecore.lowering.cpu.strided import box_place
 from tilecore.lowering.cpu.tir import TirBuilder, add, maximum, minimum, mul, quotient, remainder

@@ -17,9 +17,10 @@ from tilecore.inference.storage import Storage
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Var, binary, const, int_value
 from tilecore.ir.nodes import Parallel, Seq, Store
-from tilecore.lowering.cpu.access import Accessor, Place
+from tilecore.lowering.cpu.access import Accessor
 from tilecore.lowering.cpu.lets import inlined
 from tilecore.lowering.cpu.nest import NestLowering, lanes_of
+from tilecore.lowering.cpu.place import Place
 from tilecore.lowering.cpu.scalar import memory_type
 from tilecore.lowering.cpu.shuffles import transpose
 from tilecore.lowering.cpu.tir import add, mul, vector_type

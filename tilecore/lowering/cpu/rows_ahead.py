@@ -20,7 +20,8 @@ from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Var
 from tilecore.ir.nodes import Buffer
 from tilecore.lowering.cpu import prefetch
-from tilecore.lowering.cpu.access import Accessor, Place
+from tilecore.lowering.cpu.access import Accessor
+from tilecore.lowering.cpu.place import Place
 from tilecore.lowering.cpu.tir import add
 
 AHEAD_BYTES = 16 << 10  # fetched before they are read, by whole pieces

@@ -18,8 +18,9 @@ from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Load, binary, const, int_value
 from tilecore.ir.nodes import Parallel, Store
 from tilecore.ir.visitor import flat
-from tilecore.lowering.cpu.access import Accessor, store_values
+from tilecore.lowering.cpu.access import Accessor
 from tilecore.lowering.cpu.nest import NestLowering
+from tilecore.lowering.cpu.place import store_values
 from tilecore.lowering.cpu.scalar import convert, from_memory, kept
 from tilecore.lowering.cpu.shuffles import transpose
 from tilecore.lowering.cpu.tir import add, mul

@@ -23,10 +23,11 @@ from tilecore.ir.expr import Load, Var, binary, int_value
 from tilecore.ir.lane_offsets import lane_offsets
 from tilecore.ir.nodes import For, If, Let, Parallel, Seq, Stmt, Store
 from tilecore.ir.visitor import loads
-from tilecore.lowering.cpu.access import Accessor, LaneMask, Place, vector_load, vector_store
+from tilecore.lowering.cpu.access import Accessor
 from tilecore.lowering.cpu.blended import blended
 from tilecore.lowering.cpu.lets import inlined
 from tilecore.lowering.cpu.nest import NestLowering, lanes_of
+from tilecore.lowering.cpu.place import LaneMask, Place, vector_load, vector_store
 from tilecore.lowering.cpu.scalar import memory_type
 from tilecore.lowering.cpu.tir import add, mul
 from tilecore.target import Target
