@@ -166,6 +166,25 @@ def test_products_of_dequantised_rows(artifacts, path, dtype, shape, m):
     np.testing.assert_allclose(c, wanted, rtol=1e-5, atol=1e-3)
 
 
+def test_pieces_of_rows_that_lanes_share_are_fetched_ahead():
+    fetches = [
+        str(lower(dequantised(1, n, 4096, 128), parse_target("avx2"), {})[1]).count(
+            "tilecore_fetch_2"
+        )
+        for n in (1024, 32)  # the smaller tensor stays in a cache
+    ]
+    assert fetches[0] > fetches[1]
+
+
+@pytest.mark.parametrize(("m", "form"), [(3, "lanes run along K"), (16, "lanes run along N")])
+def test_pairs_of_dequantised_rows_go_to_the_instruction(m, form):
+    target = parse_target("avx512+avx512_bf16")
+    plan, tir = lower(dequantised(m, 64, 128, 32, "bfloat16"), target, {})
+    assert form in plan.explain()
+    assert "vdpbf16ps" in plan.explain()
+    assert "tilecore_bfloat16_x16" in str(tir)
+
+
 @pytest.mark.parametrize("path", ["avx2", "avx512"])
 @pytest.mark.parametrize(("m", "is_moved"), [(1, False), (4, False), (16, True)])
 def test_rows_are_computed_in_vectors_and_moved_across_for_many_rows(path, m, is_moved):

@@ -171,11 +171,11 @@ def _is_whole(readers: Iterable[Use]) -> bool:
 def _is_stored_by_rows(
     gemm: Gemm, uses: Mapping[Buffer, Sequence[Use]], sources: Mapping[Buffer, TileSource]
 ) -> bool:
-    """Return whether a nest stores a tile of float32, neighbours along K together, for products."""
+    """Return whether a nest stores a tile of floats, neighbours along K together, for products."""
     a, b = gemm.a.buffer, gemm.b.buffer
     stores = [u for u in uses[b] if u.role != "gemm-b"]
     is_plain = a is not b and not gemm.transpose_a and a.scope != "global" and b.scope != "global"
-    if not is_plain or {str(x.dtype) for x in (a, b)} != {"float32"} or len(stores) != 1:
+    if not is_plain or a.dtype != b.dtype or str(b.dtype) not in ELEMENTS or len(stores) != 1:
         return False
     store, nest = stores[0].stmt, stores[0].context.nest
     if nest is None or not isinstance(store, Store) or store.indices[-1] is not nest.loop_vars[-1]:

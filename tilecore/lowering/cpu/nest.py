@@ -276,6 +276,10 @@ def _is_masked(node: Binary) -> bool:
 
 def emit_store(accessor: Accessor, stmt: Store, scope: Scope) -> None:
     """Emit a store of one value per lane."""
+    match stmt.value:
+        case Cast(a=given, dtype="bfloat16") if given.dtype == "float32":
+            if accessor.places[stmt.buffer].flushes:
+                stmt = replace(stmt, value=given)  # the store rounds it
     value = stored_value(stmt, scope)
     accessor.store(stmt.buffer, stmt.indices, value, stmt.value.dtype, scope)
 
