@@ -5,9 +5,10 @@ import pytest
 
 import tilecore.language as T
 from tilecore import runtime
-from tilecore.compiler import compile
+from tilecore.compiler import compile, lower
 from tilecore.errors import ShapeMismatch, TileError, TypeMismatch, UnsupportedOnTarget
 from tilecore.ir.dtype import DType
+from tilecore.target import parse_target
 
 DTYPES = (
     "float32", "float64", "float16", "bfloat16", "int32", "int64", "uint32", "int8", "uint16",
@@ -232,6 +233,96 @@ def test_split_k_gemm(run_both):
     a, b = rng.standard_normal((M, K)), rng.standard_normal((K, N))
     inputs = [a.astype(np.float32), b.astype(np.float32)]
     run_both(main, inputs, [np.zeros((M, N), np.float32)], [a @ b], atol=1e-4)
+
+
+@pytest.fixture
+def threads_of_torch():
+    """Let kernels run on torch's threads, of which a grid is told how many there are."""
+    import torch
+
+    before = torch.get_num_threads(), runtime.num_threads()
+    runtime.share_threads(True)
+    yield runtime.set_num_threads
+    runtime.share_threads(False)
+    torch.set_num_threads(before[0])
+    runtime.set_num_threads(before[1])
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_one_thread_updates_as_several_do(artifacts, threads_of_torch, threads, dtype):
+    blocks, n, kind = 40, 35, DType(dtype)
+    rng = np.random.default_rng(7)
+    a = rng.integers(-4 if kind.is_signed else 0, 5, (blocks, n)).astype(np.int64)
+    found = [np.zeros(n, kind.numpy) for _ in range(3)]
+    kernel = runtime.load(compile(contended(blocks, n, dtype), store=artifacts))
+    threads_of_torch(threads)
+    kernel(a.astype(kind.numpy), *found)
+    total = a.sum(0).astype(np.int8) if dtype == "int8" else a.sum(0)
+    wanted = [total, np.maximum(a.max(0), 0), np.minimum(a.min(0), 0)]
+    for one, exact in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(one.astype(np.float64), exact.astype(np.float64))
+
+
+def histogram(n, bins, block, shared):
+    @T.prim_func
+    def main(X: T.Tensor((n,), "int32"), H: T.Tensor((bins,), "int32")):
+        with T.Kernel(T.ceildiv(n, block), threads=32) as b:
+            table = T.alloc_shared((bins,), "int32")
+            T.clear(table)
+            for i in T.Parallel(block):
+                if b * block + i < n:
+                    if shared:
+                        T.atomic_add(table[X[b * block + i]], 1)
+                    else:
+                        T.atomic_add(H[X[b * block + i]], 1)
+            if shared:
+                T.atomic_add(H, table)
+
+    return main
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("shared", [True, False])
+def test_histograms(artifacts, threads_of_torch, threads, shared):
+    n, bins = 5000, 13
+    x = np.random.default_rng(8).integers(0, bins + 3 * (not shared), n).astype(np.int32)
+    found = np.zeros(bins, np.int32)
+    kernel = runtime.load(compile(histogram(n, bins, 512, shared), store=artifacts))
+    threads_of_torch(threads)
+    kernel(x, found)
+    np.testing.assert_array_equal(found, np.bincount(x, minlength=bins)[:bins])
+
+
+@pytest.mark.parametrize(("blocks", "own"), [(1, True), (8, False)])
+def test_a_block_updates_its_own_tiles_without_atomic_instructions(blocks, own):
+    @T.prim_func
+    def main(X: T.Tensor((64,), "int32"), H: T.Tensor((8,), "int32"), P: T.Tensor((64,), "int32")):
+        with T.Kernel(blocks, threads=32):
+            table = T.alloc_shared((8,), "int32")
+            T.clear(table)
+            for i in T.serial(64):
+                P[i] = T.atomic_add(table[X[i]], 1, return_prev=True)
+            T.atomic_add(H, table)
+
+    text = str(lower(main, parse_target("avx2"), {})[1])
+    assert ("tilecore_atomic" in text) == (not own)
+    assert ("tilecore_alone" in text) == (not own)
+
+
+def test_what_an_own_tile_held_before_is_told(run_both):
+    @T.prim_func
+    def main(X: T.Tensor((64,), "int32"), P: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=32):
+            table = T.alloc_shared((8,), "int32")
+            T.clear(table)
+            for i in T.serial(64):
+                P[i] = T.atomic_add(table[X[i]], 1, return_prev=True)
+
+    x = np.random.default_rng(9).integers(0, 8, 64).astype(np.int32)
+    wanted = [[(x[:i] == x[i]).sum() for i in range(64)]]
+    run_both(main, [x], [np.zeros(64, np.int32)], wanted)
 
 
 def test_updated_tensors_are_not_outputs_by_default():

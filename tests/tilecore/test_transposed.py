@@ -63,7 +63,7 @@ def test_blocks_are_as_wide_as_a_register_of_16_bytes(dtype, stages) -> None:
         assert shuffles(transposed(64, 64, dtype, how)) == expected
 
 
-def test_what_is_computed_or_may_leave_a_tensor_goes_element_by_element(run_both) -> None:
+def test_what_is_computed_or_leaves_a_tensor_goes_element_by_element(run_both) -> None:
     @T.prim_func
     def doubled(A: T.Tensor((32, 32), "float32"), B: T.Tensor((32, 32), "float32")):
         with T.Kernel(1):
@@ -79,9 +79,38 @@ def test_what_is_computed_or_may_leave_a_tensor_goes_element_by_element(run_both
     a = np.random.default_rng(1).standard_normal((32, 32), dtype=np.float32)
     below = np.zeros((32, 32))
     below[:, :-1] = a[1:].T
+    assert shuffles(doubled) == 0
+    assert shuffles(shifted) > 0  # where nothing leaves it
     for func, expected in ((doubled, 2.0 * a.T), (shifted, below)):
-        assert shuffles(func) == 0
         run_both(func, [a], [np.zeros_like(a)], [expected])
+
+
+def moved(rows: int, columns: int, dtype: str, axes: str):
+    """Return a transposition without tiles."""
+
+    @T.prim_func
+    def main(A: T.Tensor((rows, columns), dtype), B: T.Tensor((columns, rows), dtype)):
+        with T.Kernel(T.ceildiv(columns, 32), T.ceildiv(rows, 32)) as (bx, by):
+            for p, q in T.Parallel(32, 32):
+                i, j = (p, q) if axes == "ij" else (q, p)
+                B[bx * 32 + j, by * 32 + i] = A[by * 32 + i, bx * 32 + j]
+
+    return main
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("axes", ["ij", "ji"])
+def test_tensors_are_moved_across_in_place_of_tiles(dtype, axes, run_both) -> None:
+    for shape in ((64, 96), (40, 72), (33, 50), (7, 3)):
+        assert shuffles(moved(*shape, dtype, axes)) > 0 or max(shape) < 8
+        a = np.random.default_rng(3).integers(-8, 9, shape).astype(TYPES[dtype])
+        run_both(
+            moved(*shape, dtype, axes),
+            [a],
+            [np.zeros(shape[::-1], a.dtype)],
+            [a.T.astype(np.float64)],
+        )
 
 
 def test_axes_outside_of_a_block(run_both) -> None:

@@ -40,6 +40,27 @@ some:
   ret i32 %cores
 }
 
+; Whether a grid for which a team of one is asked runs on one thread: only torch's are told.
+define i32 @tilecore_alone() {
+entry:
+  %pool = load ptr, ptr @pool
+  %is_none = icmp eq ptr %pool, null
+  br i1 %is_none, label %many, label %some
+
+many:
+  ret i32 0
+
+some:
+  %parallel = load ptr, ptr %pool
+  %is_told = icmp ne ptr %parallel, null
+  %cores.at = getelementptr %pool, ptr %pool, i32 0, i32 4
+  %cores = load i32, ptr %cores.at
+  %is_one = icmp eq i32 %cores, 1
+  %is_alone = and i1 %is_told, %is_one
+  %alone = zext i1 %is_alone to i32
+  ret i32 %alone
+}
+
 define internal void @share(ptr %job) {
 entry:
   %env = alloca %env

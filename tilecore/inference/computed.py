@@ -88,7 +88,9 @@ def _only_writer(gemm: Gemm, uses: Mapping[Buffer, Sequence[Use]]) -> Parallel |
     found = uses[gemm.b.buffer]
     writes = [u for u in found if u.role in WRITES]
     readers = [u for u in found if u.role not in WRITES]
-    if len(writes) != 1 or [u.stmt for u in readers] != [gemm] or not is_computed(writes[0], uses):
+    if len(writes) != 1 or [u.stmt for u in readers] != [gemm] or gemm.transpose_b:
+        return None
+    if not is_computed(writes[0]):
         return None
     return writes[0].context.nest
 

@@ -258,6 +258,11 @@ class _Inference:
             self._note(buffer, "rows: its gemms want lanes along different axes or parts of it")
             return TilePlan(buffer, self.tiles[buffer], "block", source)
         gemm = gemms[0]
+        is_stored = source is None and gemm.transpose_b
+        flushes = is_stored and all(dots.flushes(g, self.dots) for g in gemms)
+        if gemm in self.forms and source is None:
+            self._note(buffer, self.tiles[buffer].describe())
+            return TilePlan(buffer, self.tiles[buffer], flushes=flushes)
         if gemm in self.forms:
             assert source is not None
             self._note(buffer, f"read in place from {source.copy.src.buffer.name}")
@@ -278,7 +283,7 @@ class _Inference:
             self._note(buffer, f"{storage.describe()}, {count} tiles packed once {when}")
             return TilePlan(buffer, storage, "grid", source, hoisted, is_kept=is_kept)
         self._note(buffer, f"{storage.describe()}, packed in every block")
-        return TilePlan(buffer, storage, "block", source)
+        return TilePlan(buffer, storage, "block", source, flushes=flushes)
 
     def _is_kept(self, source: TileSource | None) -> bool:
         """Return whether the caller keeps what a tile is copied from packed."""

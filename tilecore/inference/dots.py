@@ -154,7 +154,7 @@ def _obstacle(gemm: Gemm, dot: Dot, uses: Mapping[Buffer, Sequence[Use]], target
         return "its transposed operand is no tile of its own"
     for operand in (b, a) if gemm.transpose_a else (b,):
         writes = [u for u in uses[operand] if u.role != "gemm-b" and u.role != "gemm-a"]
-        if not all(_is_plain_copy(u) or is_computed(u, uses) for u in writes):
+        if not all(_is_plain_copy(u) or is_computed(u) for u in writes):
             return f"{operand.name} is neither copied from a tensor of its type nor computed whole"
     return ""
 
@@ -185,8 +185,8 @@ def _is_plain_copy(use: Use) -> bool:
     )
 
 
-def is_computed(use: Use, uses: Mapping[Buffer, Sequence[Use]]) -> bool:
-    """Return whether a store is one of a nest that computes a whole tile of pairs, by rows."""
+def is_computed(use: Use) -> bool:
+    """Return whether a store is one of a nest that computes a whole tile of pairs."""
     nest = use.context.nest
     if use.role != "store" or nest is None or use.buffer.dtype != "bfloat16":
         return False
@@ -199,8 +199,7 @@ def is_computed(use: Use, uses: Mapping[Buffer, Sequence[Use]]) -> bool:
     at_vars = len(nest.loop_vars) == len(store.indices) and all(
         i is v for i, v in zip(store.indices, nest.loop_vars, strict=True)
     )
-    by_rows = not any(isinstance(u.stmt, Gemm) and u.stmt.transpose_b for u in uses[use.buffer])
-    return at_vars and extents == use.buffer.static_shape and by_rows
+    return at_vars and extents == use.buffer.static_shape
 
 
 def _agrees(gemm: Gemm, chosen: Mapping[Gemm, Dot], uses: Mapping[Buffer, Sequence[Use]]) -> bool:

@@ -3,13 +3,14 @@
 Packing pays where every element of b is used by many rows. Where few use it, and no other block
 does, b streams from memory once. If it is transposed, lanes run along K: each sum is a dot
 product of two rows in memory ("dots"). If not, lanes run along N and some rows of b are summed up
-at a time, each a stream of its own ("sums").
+at a time, each a stream of its own ("sums"). A transposed b that a nest computes, neighbours along
+K together, is read as it is stored, too: its panels would have to be transposed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tilecore.inference import dots
 from tilecore.inference.options import CpuOptions
@@ -19,7 +20,7 @@ from tilecore.inference.uses import Use
 from tilecore.ir.analysis import covers_whole
 from tilecore.ir.bounds import variables
 from tilecore.ir.gemm_shape import accumulator_dtype
-from tilecore.ir.nodes import Buffer, Gemm, KernelLaunch
+from tilecore.ir.nodes import Buffer, Gemm, KernelLaunch, Store
 from tilecore.ir.visitor import has_loads
 from tilecore.target import Target
 
@@ -51,7 +52,11 @@ def choose(
             most = min(most, max(FEW, gemm_extents(gemm.b)[1] // DEPTH_PER_ROW))
         if gemm.b.buffer.dtype == "bfloat16" and "amx_bf16" in target.features:
             most = min(most, MOST_ROWS_BESIDE_TILES)
-        if most_rows(gemm, sources) > most or not _fits(gemm, uses, sources, launch):
+        is_stored = form == DOTS and _is_stored_by_rows(gemm, uses, sources)
+        most = min(most, FEW) if is_stored else most
+        if most_rows(gemm, sources) > most:
+            continue
+        if not is_stored and not _fits(gemm, uses, sources, launch):
             continue
         if options.pack_b == "none" or not _is_used_again(gemm, uses, sources):
             found[gemm] = form
@@ -156,8 +161,31 @@ def _fits(
         return False
     if a.scope == "global" or not _lies_in_rows(a, uses, sources):
         return False
-    readers = [u for u in uses[b] if u.role != "copy-dst"]
+    return _is_whole(u for u in uses[b] if u.role != "copy-dst")
+
+
+def _is_whole(readers: Iterable[Use]) -> bool:
     return all(u.role == "gemm-b" and u.region and covers_whole(u.region) for u in readers)
+
+
+def _is_stored_by_rows(
+    gemm: Gemm, uses: Mapping[Buffer, Sequence[Use]], sources: Mapping[Buffer, TileSource]
+) -> bool:
+    """Return whether a nest stores a tile of floats, neighbours along K together, for products."""
+    a, b = gemm.a.buffer, gemm.b.buffer
+    stores = [u for u in uses[b] if u.role != "gemm-b"]
+    is_plain = a is not b and not gemm.transpose_a and a.scope != "global" and b.scope != "global"
+    if not is_plain or a.dtype != b.dtype or str(b.dtype) not in ELEMENTS or len(stores) != 1:
+        return False
+    store, nest = stores[0].stmt, stores[0].context.nest
+    if nest is None or not isinstance(store, Store) or store.indices[-1] is not nest.loop_vars[-1]:
+        return False
+    is_float = accumulator_dtype(gemm) == "float32" and len(b.shape) == 2
+    return (
+        is_float
+        and _lies_in_rows(a, uses, sources)
+        and _is_whole(u for u in uses[b] if u.role == "gemm-b")
+    )
 
 
 def _is_used_again(
@@ -167,6 +195,8 @@ def _is_used_again(
 ) -> bool:
     """Return whether as many products as data tells use one tile of b."""
     b = gemm.b.buffer
+    if b not in sources:
+        return False
     outside = len(sources[b].context.loops)
     contexts = [u.context for u in uses[b] if u.stmt is gemm]
     return any(has_loads(x.stop, c.lets) for c in contexts for x in c.loops[outside:])

@@ -75,7 +75,7 @@ class _Member:
         read, written = (
             variables(i[-1]) & {*self.loop_vars} for i in (step.value.indices, step.indices)
         )
-        return written == {self.loop_vars[-1]} and bool(read) and not read & written
+        return bool(written) and bool(read) and not read & written
 
 
 def fuse(

@@ -74,7 +74,7 @@ def linear(expr: Expr, bindings: Mapping[Var, Expr] | None = None) -> Linear | N
     Integers of less than 32 bits and unsigned ones wrap around: what is computed in them is not
     linear.
     """
-    if isinstance(expr, (Binary, Unary, Cast)) and _is_narrow(expr):
+    if isinstance(expr, (Binary, Unary, Cast)) and is_narrow(expr):
         return None
     if isinstance(expr, Const) and not expr.dtype.is_float:
         return Linear({}, int(expr.value))
@@ -100,7 +100,8 @@ def linear(expr: Expr, bindings: Mapping[Var, Expr] | None = None) -> Linear | N
     return None
 
 
-def _is_narrow(expr: Expr) -> bool:
+def is_narrow(expr: Expr) -> bool:
+    """Return whether an integer is of a type whose sums may wrap around."""
     return expr.dtype.is_integer and (expr.dtype.bits < 32 or not expr.dtype.is_signed)
 
 
@@ -109,7 +110,7 @@ def interval(
 ) -> Interval | None:
     """Return inclusive bounds of an integer expression, or None where they are unknown."""
     found = _interval(expr, ranges, bindings)
-    if not _is_narrow(expr):
+    if not is_narrow(expr):
         return found
     low, high = expr.dtype.ends
     fits = found is not None and low <= found[0] and found[1] <= high
@@ -225,7 +226,7 @@ def begins_anew(expr: Expr, known: Known) -> bool:
     Of remainders, bit masks and conversions to narrow integers those of variables may.
     """
     match expr:
-        case Cast(a=a) if _is_narrow(expr) and a.dtype.is_integer:
+        case Cast(a=a) if is_narrow(expr) and a.dtype.is_integer:
             bounds, (low, high) = known.bounds(a), expr.dtype.ends
         case Binary(op="mod" | "bitand", a=a, b=b):
             number = int_value(b)
@@ -274,12 +275,12 @@ def step_of(expr: Expr, var: Var) -> int | None:
 
     What does not mention ``var`` is constant, whatever it is made of.
     """
-    if not _mentions(expr, var):
+    if not mentions(expr, var):
         return 0
     match expr:
         case Var():
             return 1
-        case Cast(a=a) if not _is_narrow(a) and not _is_narrow(expr):
+        case Cast(a=a) if not is_narrow(a) and not is_narrow(expr):
             return step_of(a, var)
         case Binary(op="add" | "sub", a=a, b=b):
             x, y = step_of(a, var), step_of(b, var)
@@ -294,7 +295,8 @@ def step_of(expr: Expr, var: Var) -> int | None:
             return None
 
 
-def _mentions(expr: Expr, var: Var) -> bool:
+def mentions(expr: Expr, var: Var) -> bool:
+    """Return whether ``var`` stands anywhere in ``expr``, in the index of a load, too."""
     from tilecore.ir.visitor import walk_expr
 
     return any(node is var for node in walk_expr(expr))

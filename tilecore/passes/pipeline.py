@@ -10,6 +10,7 @@ from tilecore.ir.nodes import PrimFunc
 from tilecore.passes import (
     few_rows,
     fold_clear,
+    guarded_loads,
     hoist_views,
     join_blocks,
     lanes,
@@ -18,6 +19,7 @@ from tilecore.passes import (
     merge_nests,
     name_lookups,
     open_extents,
+    own_tiles,
     private_tiles,
     settle,
     split_tiles,
@@ -37,10 +39,12 @@ PIPELINE: tuple[tuple[str, Pass], ...] = (
     ("vectorize_threads", lanes.run),
     ("drop_stages", stages.run),
     ("settle", settle.run),
+    ("guarded_loads", guarded_loads.run),
     ("fold_clear", fold_clear.run),
     ("live_rows", live_rows.run),
     ("split_tiles", split_tiles.run),
     ("join_blocks", join_blocks.run),
+    ("own_tiles", own_tiles.run),
 )
 
 

@@ -1,8 +1,8 @@
-"""Where the elements of tiles and tensors lie, and loading and storing them."""
+"""Lowering loads and stores of elements, under what is known of the loops around them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,10 +12,20 @@ from tilecore.inference.storage import Storage, TensorStorage
 from tilecore.ir.bounds import Interval, Known, begins_anew, step_of, variables
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Load, Var, binary, cast, const, holds
+from tilecore.ir.lane_offsets import Offsets, lane_offsets
 from tilecore.ir.nodes import Buffer
-from tilecore.lowering.cpu import bfloat16, stream, tables
+from tilecore.lowering.cpu import tables
 from tilecore.lowering.cpu.llvm_text import LLVM_TYPES
-from tilecore.lowering.cpu.packed import load_codes, store_codes
+from tilecore.lowering.cpu.place import (
+    SHUFFLED,
+    LaneMask,
+    Place,
+    load_lanes,
+    load_values,
+    masked_raw,
+    picked,
+    store_values,
+)
 from tilecore.lowering.cpu.scalar import (
     Scope,
     convert,
@@ -23,19 +33,13 @@ from tilecore.lowering.cpu.scalar import (
     kept,
     lower,
     memory_type,
-    moved_bits,
-    to_memory,
     value_type,
-    zero,
 )
 from tilecore.lowering.cpu.tir import (
     TirBuilder,
     add,
     broadcast,
-    minimum,
-    ramp,
     typed,
-    vector_type,
 )
 from tilecore.lowering.cpu.wrapping import PLAIN, wrapped
 from tilecore.target import Target
@@ -44,43 +48,21 @@ INT32_MAX = 2**31 - 1
 Extent = Expr | int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Place:
-    """Memory of a buffer.
+@dataclass(frozen=True, slots=True)
+class MaskedLanes:
+    """How the lanes of a load may leave a tensor: by one index, element by element.
 
     Attributes:
-        memory: the TIR buffer.
-        storage: how elements are laid out.
-        base: TIR offset of element 0 (a slice of a larger buffer).
-        shift: added to the indices before the layout (a tile that is a box of a tensor).
-        axes: the tensor's axis that each axis of such a tile runs along (None: extent 1).
-        guarded: whether indices may leave the buffer (global tensors).
-        stream_bytes: vectors of this size are stored past the caches (0: none).
-        flushes: bfloat16 whose subnormal numbers may be kept as 0.
-        pairs: keeps vectors of such numbers back, to be rounded in pairs.
-        is_own: the memory holds nothing but the element (vector) of the running iteration.
+        index: that index.
+        extent: of its axis.
+        apart: how far from the first lane's element those of the lanes lie.
+        uniform: the other (index, extent) pairs that may leave it, in all lanes alike.
     """
 
-    memory: Any
-    storage: Storage | TensorStorage
-    base: Any = 0
-    shift: tuple[Expr, ...] = ()
-    axes: tuple[int | None, ...] = ()
-    guarded: bool = False
-    stream_bytes: int = 0
-    flushes: bool = False
-    pairs: bfloat16.Pairs | None = None
-    is_own: bool = False
-
-    def indices(self, indices: Sequence[Expr]) -> tuple[Expr, ...]:
-        """Return the indices into ``memory``'s tensor for indices into the tile."""
-        if not self.shift:
-            return tuple(indices)
-        result = list(self.shift)
-        for axis, index in zip(self.axes, indices, strict=True):
-            if axis is not None:
-                result[axis] = binary("add", result[axis], index)
-        return tuple(result)
+    index: Expr
+    extent: Extent
+    apart: Offsets
+    uniform: Sequence[tuple[Expr, Extent]]
 
 
 class Accessor:
@@ -96,6 +78,8 @@ class Accessor:
         self.of_index: set[Var] = set()  # what indices, counts and conditions are sums of
         self.pads: dict[Buffer, Expr] = {}  # what loads outside a tensor give, where not 0
         self.tops: dict[Var, Expr] = {}
+        self.held: Mapping[int, Any] = {}  # values of loads (their id) that registers hold
+        self.masks = False  # whether lanes that leave a tensor are loaded as what is outside of it
         self.box: tuple[Var, int] | None = None  # what counts blocks (steps of a loop), by how much
         self.tile_shape: tuple[int, int] | None = None  # rows and groups AMX is set up for
 
@@ -203,15 +187,28 @@ class Accessor:
 
     def load(self, expr: Load, scope: Scope) -> Any:
         """Return an element (or one per lane); outside a global tensor it is padded."""
+        if id(expr) in self.held:
+            return self.held[id(expr)]
         place = self.places[expr.buffer]
         indices = place.indices(expr.indices)
         lanes = scope.lanes if scope.is_vector(expr) else 1
+        apart = None
         if lanes > 1 and self._distance(expr, scope) is None:
-            return self._looked_up(expr, scope)
+            apart = self._known_offsets(expr, scope)
+            if apart is None:
+                return self._looked_up(expr, scope)
+        if lanes > 1 and self.masks:
+            found = self.masked_lanes(expr, scope)
+            if found is not None:
+                return self._masked(expr, found, scope)
         flat = self.of_places()
         uniform = [p for p in self.open_ends(place, indices) if not scope.is_vector(p[0])]
-        offset, stride = self.offset(place, indices, scope.vector if lanes > 1 else None)
-        value = load_values(self.builder, place, offset, lanes, stride)
+        if apart is None:
+            offset, stride = self.offset(place, indices, scope.vector if lanes > 1 else None)
+            value = load_values(self.builder, place, offset, lanes, stride)
+        else:
+            offset, _ = self.offset(place, indices, of_vector=True)
+            value = load_lanes(self.builder, place, offset, apart)
         value = convert(value, place.storage.dtype, expr.dtype, lanes)
         cond = self.guard(uniform, flat)
         if cond is None:
@@ -227,7 +224,11 @@ class Accessor:
         at = place.indices(indices)
         lanes = scope.lanes if scope.vector is not None else 1
         uniform = [p for p in self.open_ends(place, at) if not scope.is_vector(p[0])]
-        offset, stride = self.offset(place, at, scope.vector)
+        vector = scope.vector
+        if vector is not None and self.stride_of(buffer, indices, vector) is None:
+            offset, stride = self.offset(place, at, of_vector=True)[0], 1
+        else:
+            offset, stride = self.offset(place, at, scope.vector)
         result = kept(value, dtype, buffer.dtype, place.storage.dtype, lanes)
         cond = self.guard(uniform, self.of_places())
         if cond is None:
@@ -255,6 +256,51 @@ class Accessor:
         if bound or scope.vector is None:
             return None
         return self.stride_of(load.buffer, load.indices, scope.vector)
+
+    def masked_lanes(self, load: Load, scope: Scope) -> MaskedLanes | None:
+        """Return how lanes that may leave a tensor are loaded; None: they do not, or not so."""
+        place, vector = self.places[load.buffer], scope.vector
+        indices = place.indices(load.indices)
+        ends = self.open_ends(place, indices)
+        varying = [pair for pair in ends if scope.is_vector(pair[0])]
+        if len(varying) != 1 or load.buffer in self.pads or vector is None:
+            return None
+        (index, extent), lanes = varying[0], scope.lanes
+        apart = self.offsets_of(load.buffer, load.indices, vector, lanes)
+        if apart is None or apart != lane_offsets(index, vector, lanes):
+            return None
+        is_short = max(apart) - min(apart) < SHUFFLED * lanes
+        is_int = isinstance(extent, int) and extent <= INT32_MAX and index.dtype == "int32"
+        uniform = [pair for pair in ends if pair is not varying[0]]
+        return MaskedLanes(index, extent, apart, uniform) if is_short and is_int else None
+
+    def _masked(self, load: Load, found: MaskedLanes, scope: Scope) -> Any:
+        """Return lanes of a tensor, 0 for those outside of it."""
+        builder, place, flat = self.builder, self.places[load.buffer], self.of_places()
+        stored, lanes, least = place.storage.dtype, scope.lanes, min(found.apart)
+        offset, _ = self.offset(place, place.indices(load.indices), of_vector=True)
+        first = lower(found.index, replace(flat, residue=None))
+        limit: Any = _i32(found.extent)
+        cond = self.guard(found.uniform, flat)
+        if cond is not None:
+            limit = tir.Select(cond, limit, _int(0))
+        limit = builder.bind(limit)
+        parts, count = [], max(found.apart) - least + 1
+        for start in (least,) if count <= lanes else (least, least + count - lanes):
+            mask = LaneMask(builder.bind(add(first, start)), limit, lanes, is_two_sided=True)
+            raw = masked_raw(place, add(offset, start), mask)
+            parts.append(raw if count <= lanes else builder.bind(raw))
+        raw = parts[0]
+        if found.apart != tuple(range(least, least + lanes)):
+            raw = picked(builder, parts, memory_type(stored), lanes, count, found.apart)
+        value = from_memory(raw, stored, lanes)
+        return convert(value, stored, load.dtype, lanes)
+
+    def _known_offsets(self, load: Load, scope: Scope) -> Offsets | None:
+        """Return how far from the first lane's element those of the lanes lie."""
+        if scope.vector is None or any(variables(i) & scope.vector_lets for i in load.indices):
+            return None
+        return self.offsets_of(load.buffer, load.indices, scope.vector, scope.lanes)
 
     def _looked_up(self, load: Load, scope: Scope) -> Any:
         place, (size,) = self.places[load.buffer], load.buffer.static_shape or (0,)
@@ -315,114 +361,29 @@ class Accessor:
             return 1 if is_lane and step_of(at[1 - axis], vector) == 0 else None
         return step_of(place.storage.offset(at), vector)
 
+    def offsets_of(
+        self, buffer: Buffer, indices: Sequence[Expr], vector: Var, lanes: int
+    ) -> Offsets | None:
+        """Return how far from the first lane's element those of all lanes lie.
 
-def load_values(
-    builder: TirBuilder, place: Place, offset: Any, lanes: int = 1, stride: int = 1
-) -> Any:
-    """Return elements as they are computed with, in the type they are stored in."""
-    stored = place.storage.dtype
-    if DType(stored).is_packed:
-        return from_memory(load_codes(builder, place.memory, offset, lanes, stride), stored, lanes)
-    return from_memory(builder.load(place.memory, offset, lanes, stride), stored, lanes)
-
-
-def store_values(
-    builder: TirBuilder, place: Place, value: Any, offset: Any, lanes: int = 1, stride: int = 1
-) -> None:
-    """Store computed values of the storage's dtype."""
-    stored = place.storage.dtype
-    if place.pairs is not None and stride == 1 and _is_rounded(place, value, lanes):
-        place.pairs.keep(place.memory, offset, value)
-        return
-    raw = _raw(builder, place, value, lanes)
-    if DType(stored).is_packed:
-        store_codes(builder, place.memory, raw, offset, lanes, stride)
-    elif stride == 1 and place.stream_bytes == lanes * DType(stored).itemsize:
-        stream.store(builder, place.memory, raw, offset, lanes)
-    else:
-        builder.store(place.memory, raw, offset, lanes, stride)
-
-
-def _raw(builder: TirBuilder, place: Place, value: Any, lanes: int) -> Any:
-    """Return a computed value of the storage's dtype as memory has it."""
-    if _is_rounded(place, value, lanes):
-        return bfloat16.rounded(builder, value)
-    return to_memory(value, place.storage.dtype, lanes)
-
-
-def _is_rounded(place: Place, value: Any, lanes: int) -> bool:
-    """Return whether the instruction rounds a vector of a place, which is computed, not moved."""
-    return place.flushes and lanes == bfloat16.LANES and moved_bits(value) is None
-
-
-@dataclass(frozen=True, slots=True)
-class LaneMask:
-    """Which of ``lanes`` consecutive indices from ``first`` on are below ``limit``."""
-
-    first: Any
-    limit: Any
-    lanes: int
-
-    @property
-    def condition(self) -> Any:
-        """The mask as a vector in TIR."""
-        return tir.LT(ramp(self.first, self.lanes), broadcast(_i32(self.limit), self.lanes))
-
-
-def vector_load(
-    builder: TirBuilder,
-    place: Place,
-    offset: Any,
-    lanes: int,
-    dtype: str,
-    mask: LaneMask | None = None,
-) -> Any:
-    """Return ``lanes`` contiguous elements converted to ``dtype``; masked-off lanes are 0."""
-    stored = place.storage.dtype
-    if mask is None:
-        return convert(load_values(builder, place, offset, lanes), stored, dtype, lanes)
-    raw = masked_raw(place, offset, mask)
-    return convert(from_memory(raw, stored, lanes), stored, dtype, lanes)
-
-
-def masked_raw(place: Place, offset: Any, mask: LaneMask) -> Any:
-    """Return contiguous elements as they lie in memory; masked-off lanes are 0."""
-    kind, lanes, condition = memory_type(place.storage.dtype), mask.lanes, mask.condition
-    raw = tir.op.masked_load(vector_type(kind, lanes), place.memory, ramp(offset, lanes), condition)
-    return tir.Select(condition, raw, zero(kind, lanes))  # TVM leaves those lanes undefined
-
-
-def vector_store(
-    builder: TirBuilder,
-    place: Place,
-    value: Any,
-    offset: Any,
-    lanes: int,
-    mask: LaneMask | None = None,
-) -> None:
-    """Store ``lanes`` contiguous values of the storage's dtype; masked-off lanes stay."""
-    stored = place.storage.dtype
-    if mask is None:
-        store_values(builder, place, value, offset, lanes)
-    elif DType(stored).itemsize >= 4:
-        kept = to_memory(value, stored, lanes)
-        builder.evaluate(
-            tir.op.masked_store(place.memory, kept, ramp(offset, lanes), mask.condition)
-        )
-    else:
-        _store_some(builder, place, _raw(builder, place, value, lanes), offset, mask)
-
-
-def _store_some(builder: TirBuilder, place: Place, kept: Any, offset: Any, mask: LaneMask) -> None:
-    """Store narrow elements without masks: LLVM 22 writes 4 bytes for one element of 2."""
-    kept, lanes = builder.bind(kept), mask.lanes
-    with builder.when(tir.LE(_i32(add(mask.first, lanes)), _i32(mask.limit))):
-        builder.store(place.memory, kept, offset, lanes)
-    with builder.otherwise():
-        edge = builder.alloc(lanes, memory_type(place.storage.dtype), "edge")
-        builder.store(edge, kept, 0, lanes)
-        with builder.loop(minimum(lanes, _i32(mask.limit) - _i32(mask.first))) as lane:
-            builder.store(place.memory, builder.load(edge, lane), add(offset, lane))
+        They lie so in every vector; None: not at known distances, or in no rows of whole bytes.
+        """
+        place = self.places[buffer]
+        storage = place.storage
+        if place.is_own or DType(storage.dtype).is_packed or storage.dtype == "bool":
+            return None
+        at = place.indices(indices)
+        if isinstance(storage, Storage):
+            is_rows = storage.kind == "rows"
+            return lane_offsets(storage.offset(at), vector, lanes) if is_rows else None
+        total = [0] * lanes
+        for index, stride in zip(at, storage.strides, strict=True):
+            apart = lane_offsets(index, vector, lanes)
+            if apart is None or (any(apart) and not isinstance(stride, int)):
+                return None
+            if isinstance(stride, int):
+                total = [t + x * stride for t, x in zip(total, apart, strict=True)]
+        return tuple(total)
 
 
 def _int(value: int) -> Any:

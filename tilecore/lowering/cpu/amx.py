@@ -21,7 +21,7 @@ from tilecore.inference.plan import GemmPlan
 from tilecore.inference.storage import CACHE_LINE_BYTES, Storage
 from tilecore.ir.dtype import DType
 from tilecore.lowering.cpu import prefetch
-from tilecore.lowering.cpu.access import Accessor, LaneMask, Place, vector_load, vector_store
+from tilecore.lowering.cpu.access import Accessor
 from tilecore.lowering.cpu.amx_text import (
     DECLARATIONS,
     LANES,
@@ -34,6 +34,7 @@ from tilecore.lowering.cpu.amx_text import (
 )
 from tilecore.lowering.cpu.bfloat16 import Pairs
 from tilecore.lowering.cpu.gemm import GemmLowering, known_truth
+from tilecore.lowering.cpu.place import LaneMask, Place, vector_load, vector_store
 from tilecore.lowering.cpu.strided import Strided
 from tilecore.lowering.cpu.tir import TirBuilder, add, index, mul, quotient
 from tilecore.target import Target

@@ -15,9 +15,10 @@ from tilecore.inference.entries import TABLE
 from tilecore.inference.storage import Storage
 from tilecore.ir.expr import Load, Var, const, int_value
 from tilecore.ir.nodes import Let, Parallel, Seq, Stmt, Store
-from tilecore.lowering.cpu.access import Accessor, store_values
+from tilecore.lowering.cpu.access import Accessor
 from tilecore.lowering.cpu.codes import PERIOD, find_lookup, last_store
 from tilecore.lowering.cpu.nest import NestLowering
+from tilecore.lowering.cpu.place import store_values
 from tilecore.lowering.cpu.scalar import Scope, lower
 from tilecore.lowering.cpu.tir import add, mul, vector_type
 

@@ -16,14 +16,8 @@ from tilecore.ir.analysis import kept_axes
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, int_value
 from tilecore.ir.nodes import Copy, Region
-from tilecore.lowering.cpu.access import (
-    INT32_MAX,
-    Accessor,
-    Extent,
-    Place,
-    vector_load,
-    vector_store,
-)
+from tilecore.lowering.cpu.access import INT32_MAX, Accessor, Extent
+from tilecore.lowering.cpu.place import Place, vector_load, vector_store
 from tilecore.lowering.cpu.scalar import convert, kept, zero
 from tilecore.lowering.cpu.shuffles import transpose
 from tilecore.lowering.cpu.tir import TirBuilder, add, maximum, minimum, mul, quotient

@@ -19,17 +19,11 @@ from tilecore.inference.plan import DOTS, GemmPlan
 from tilecore.inference.storage import CACHE_LINE_BYTES
 from tilecore.ir.dtype import DType
 from tilecore.lowering.cpu import prefetch
-from tilecore.lowering.cpu.access import (
-    Accessor,
-    LaneMask,
-    Place,
-    masked_raw,
-    vector_load,
-    vector_store,
-)
+from tilecore.lowering.cpu.access import Accessor
 from tilecore.lowering.cpu.dot import add_products
 from tilecore.lowering.cpu.gemm import GemmLowering, balanced_splits, known_truth
 from tilecore.lowering.cpu.groups import load_words
+from tilecore.lowering.cpu.place import LaneMask, Place, masked_raw, vector_load, vector_store
 from tilecore.lowering.cpu.scalar import zero
 from tilecore.lowering.cpu.strided import rows_within
 from tilecore.lowering.cpu.tir import add, broadcast, mul, quotient, vector_type
@@ -124,7 +118,8 @@ class DotsLowering(FewRowsLowering):
         blocks = quotient(self.depth, step)
         place = self.b_place
         line = CACHE_LINE_BYTES // DType(place.storage.dtype).itemsize
-        is_fetched = self.plan.k * self.plan.micro_n <= FETCHED_LINES * line
+        is_near = not place.shift  # a tile, not a box of a tensor
+        is_fetched = not is_near and self.plan.k * self.plan.micro_n <= FETCHED_LINES * line
         for block, part in builder.runs(blocks, max(1, line // step)):
             k = mul(block, step)
             if is_fetched and part == 0:

@@ -22,10 +22,11 @@ from tilecore.ir.expr import Call, Expr, binary
 from tilecore.ir.nodes import Buffer, Reduce, Stmt, Store
 from tilecore.ir.visitor import expressions, loads, walk_expr
 from tilecore.lowering.cpu import prefetch
-from tilecore.lowering.cpu.access import Accessor, Place
+from tilecore.lowering.cpu.access import Accessor
 from tilecore.lowering.cpu.bfloat16 import Pairs
 from tilecore.lowering.cpu.fold import UNROLL, FoldLowering
 from tilecore.lowering.cpu.nest import lanes_of, runs_in_vectors, stored_value
+from tilecore.lowering.cpu.place import Place
 from tilecore.lowering.cpu.rows_ahead import RowsAhead
 from tilecore.lowering.cpu.scalar import Scope, memory_type
 from tilecore.lowering.cpu.tir import add, mul
@@ -84,7 +85,7 @@ class FusedLowering:
         return all(
             self.folds[step].has_vector_form(self.var, is_folded)
             if isinstance(step, Reduce)
-            else runs_in_vectors(self.accessor, step, self.var)
+            else runs_in_vectors(self.accessor, step, self.var, self.lanes)
             for step in self.nest.steps
         )
 

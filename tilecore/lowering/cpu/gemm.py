@@ -20,15 +20,9 @@ from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Binary, Const, Expr, int_value
 from tilecore.ir.gemm_shape import accumulator_dtype
 from tilecore.lowering.cpu import prefetch
-from tilecore.lowering.cpu.access import (
-    Accessor,
-    LaneMask,
-    Place,
-    load_values,
-    vector_load,
-    vector_store,
-)
+from tilecore.lowering.cpu.access import Accessor
 from tilecore.lowering.cpu.masks import MaskLowering
+from tilecore.lowering.cpu.place import LaneMask, Place, load_values, vector_load, vector_store
 from tilecore.lowering.cpu.scalar import convert, kept, value_type, zero
 from tilecore.lowering.cpu.staging import RowStage
 from tilecore.lowering.cpu.strided import (

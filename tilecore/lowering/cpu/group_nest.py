@@ -18,10 +18,11 @@ from tilecore.inference.storage import Storage, panels
 from tilecore.ir.expr import Cast, Expr, Var, binary, const, int_value
 from tilecore.ir.nodes import Let, Parallel, Seq, Stmt, Store
 from tilecore.lowering.cpu import float8
-from tilecore.lowering.cpu.access import Accessor, Place
+from tilecore.lowering.cpu.access import Accessor
 from tilecore.lowering.cpu.codes import PERIOD, Lookup, find_lookup, last_store
 from tilecore.lowering.cpu.lets import has_vector_form, indices_of, inlined
 from tilecore.lowering.cpu.nest import NestLowering
+from tilecore.lowering.cpu.place import Place
 from tilecore.lowering.cpu.scalar import Scope, convert, lower, to_memory, widen
 from tilecore.lowering.cpu.tir import add, broadcast, mul, vector_type
 from tilecore.target import Target
@@ -69,7 +70,7 @@ class GroupNestLowering(NestLowering):
         body = nest.body.stmts if isinstance(nest.body, Seq) else (nest.body,)
         lets = [s for s in body if isinstance(s, Let)]
         indices = [index for s in body for index in indices_of(s)]
-        return has_vector_form(lets, indices) and self._values_vectorise(body, column)
+        return has_vector_form(lets, indices) and self._values_vectorise(body, column, LANES)
 
     def _scalar(self, body: Stmt, var: Var, start: Any, count: Any) -> None:
         for half in range(GROUP):

@@ -9,8 +9,9 @@ from tvm import tirx as tir
 from tilecore.inference.storage import Storage
 from tilecore.ir.dtype import DType
 from tilecore.ir.nodes import Copy
-from tilecore.lowering.cpu.access import Accessor, Place
+from tilecore.lowering.cpu.access import Accessor
 from tilecore.lowering.cpu.copy import PanelPacker
+from tilecore.lowering.cpu.place import Place
 from tilecore.lowering.cpu.scalar import convert, memory_type
 from tilecore.lowering.cpu.shuffles import transpose
 from tilecore.lowering.cpu.tir import TirBuilder, add, broadcast, mul, quotient, vector_type

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -42,11 +42,12 @@ from tilecore.ir.nodes import (
     Store,
     While,
 )
+from tilecore.ir.plain_updates import plain_updates
 from tilecore.ir.trips import trip_count
 from tilecore.ir.visitor import buffers_of, expressions, has_jump, walk, walk_expr
 from tilecore.lowering import rounding
 from tilecore.lowering.cpu import division, float8, stream, vector_math
-from tilecore.lowering.cpu.access import Accessor, Place
+from tilecore.lowering.cpu.access import Accessor
 from tilecore.lowering.cpu.amx import TileLowering, configured
 from tilecore.lowering.cpu.atomic import emit_atomic
 from tilecore.lowering.cpu.code_nest import CodeNestLowering, decodes
@@ -62,12 +63,15 @@ from tilecore.lowering.cpu.groups import packer_for
 from tilecore.lowering.cpu.lets import lets_of_places
 from tilecore.lowering.cpu.nest import NestLowering
 from tilecore.lowering.cpu.output import Assertions, emit_assert, emit_print
+from tilecore.lowering.cpu.panel_nest import PanelNestLowering, fills_panels
 from tilecore.lowering.cpu.params import kept_memory, lower_params
+from tilecore.lowering.cpu.place import Place
 from tilecore.lowering.cpu.scalar import check_dtypes, memory_type
 from tilecore.lowering.cpu.strided import box_place
 from tilecore.lowering.cpu.tir import TirBuilder, add, maximum, minimum, mul, quotient, remainder
 from tilecore.lowering.cpu.transposed import TransposedLowering, transposes
 from tilecore.lowering.cpu.views import bind_let, declare
+from tilecore.lowering.cpu.window_nest import emit_window, goes_inside
 from tilecore.target import Target
 
 FORMS = {PANELS: GemmLowering, DOTS: DotsLowering, SUMS: SumsLowering}
@@ -183,6 +187,7 @@ class _LaunchLowering:
             s.buffer for s in walk(plan.launch)
             if isinstance(s, Alloc) and s.buffer.scope == "global"
         }  # fmt: skip
+        self.alone: Any = None  # whether one thread runs all blocks, where that may be of use
 
     def emit(self) -> None:
         """Emit the packing phases, then the grid; nothing for a grid known to be empty."""
@@ -201,7 +206,7 @@ class _LaunchLowering:
             blocks = mul(blocks, extent)
         share = -(-blocks // TASKS) if isinstance(blocks, int) else 1
         tasks = -(-blocks // share) if isinstance(blocks, int) else blocks
-        team = maximum(1, quotient(add(blocks, self.grain - 1), self.grain))
+        team = self._team(maximum(1, quotient(add(blocks, self.grain - 1), self.grain)))
         with self.builder.shared_loop(tasks, team) as task:
             first = mul(task, share)
             count: Any = share
@@ -213,6 +218,16 @@ class _LaunchLowering:
             if any(place.stream_bytes for place in self.accessor.places.values()):
                 stream.fence(self.builder)
         self.assertions.finish()
+
+    def _team(self, team: Any) -> Any:
+        """Return how many threads may run the grid; find out whether it is one, if that matters."""
+        if not any(isinstance(s, Atomic) for s in walk(self.launch.body)):
+            return team
+        if isinstance(team, int) and team == 1:
+            self.alone = True
+            return team
+        self.alone = tir.NE(self.builder.bind(tir.call_extern("int32", "tilecore_alone")), 0)
+        return tir.Select(self.alone, 1, team)
 
     @contextmanager
     def _blocks(self, first: Any, count: Any) -> Iterator[Any]:
@@ -322,9 +337,9 @@ class _LaunchLowering:
             case Reduce() | Scan():
                 FoldLowering(self.accessor, self.target, stmt).emit()
             case Atomic():
-                emit_atomic(self.accessor, stmt, self.target)
+                self._updating(stmt, lambda s: emit_atomic(self.accessor, s, self.target))
             case Parallel():
-                self._nest(stmt)
+                self._updating(stmt, self._nest)
             case For():
                 self._for(stmt)
             case If() | While():
@@ -391,6 +406,9 @@ class _LaunchLowering:
         kind(self.accessor, plan, self.target).emit()
 
     def _for(self, stmt: For) -> None:
+        if self._goes_inside(stmt):
+            emit_window(stmt, self.accessor, self.target, self.statement)
+            return
         start, stop = int_value(stmt.start), int_value(stmt.stop)
         step = int_value(stmt.step)
         first: Any = start if start is not None else self.accessor.scalar(cast(stmt.start, "int32"))
@@ -416,6 +434,12 @@ class _LaunchLowering:
             self._iteration(stmt, add(first, mul(index, distance)), bounds)
             self.accessor.box = box
 
+    def _goes_inside(self, stmt: For) -> bool:
+        """Return whether a loop runs inside the nest that it is around."""
+        if any(s in self.plan.elided or s in self.plan.fused for s in walk(stmt)):
+            return False
+        return goes_inside(stmt, self.accessor, self.target)
+
     def _iteration(self, stmt: For, value: Any, bounds: tuple[int, int] | None) -> None:
         self.accessor.assign(stmt.loop_var, value)
         if bounds is not None:
@@ -426,6 +450,36 @@ class _LaunchLowering:
         self.accessor.ranges.pop(stmt.loop_var, None)
         self.accessor.tops.pop(stmt.loop_var, None)
         self.accessor.values.pop(stmt.loop_var, None)
+
+    # --- updates ------------------------------------------------------------------------------
+
+    def _updating(self, stmt: Any, emit: Callable[[Any], None]) -> None:
+        """Emit a statement, once more without atomic updates for one thread if it has some."""
+        alone, plain = self.alone, stmt
+        if alone is not None:
+            plain = plain_updates(stmt, self._may_be_plain)
+        if plain is stmt:
+            emit(stmt)
+            return
+        if alone is True:
+            self._single(plain)
+            return
+        self.alone = None
+        with self.builder.when(alone):
+            self._single(plain)
+        with self.builder.otherwise():
+            emit(stmt)
+        self.alone = alone
+
+    def _may_be_plain(self, stmt: Atomic) -> bool:
+        """Return whether loads and stores do what one thread's update does.
+
+        What an update outside of a tensor gives is 0; a load may give something else.
+        """
+        place = self.accessor.places[stmt.buffer]
+        is_open = bool(self.accessor.open_ends(place, place.indices(stmt.indices)))
+        is_padded = stmt.buffer in self.accessor.pads
+        return not is_padded and not (is_open and stmt.prev is not None)
 
     # --- nests ---------------------------------------------------------------------------------
 
@@ -455,6 +509,8 @@ class _LaunchLowering:
                 kind = GroupNestLowering
             elif decodes(nest, self.accessor):
                 kind = CodeNestLowering
+            elif fills_panels(nest, self.accessor, self.target):
+                kind = PanelNestLowering
             elif transposes(nest, self.accessor):
                 kind = TransposedLowering
             kind(self.accessor, self.target, self.statement).emit(nest)

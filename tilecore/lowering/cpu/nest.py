@@ -7,16 +7,17 @@ one by one, each with its own guard.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import tirx as tir
 
-from tilecore.ir.bounds import NON_NEGATIVE, step_of, variables
+from tilecore.ir.bounds import NON_NEGATIVE, variables
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Var, cast, int_value
+from tilecore.ir.lane_offsets import lane_offsets
 from tilecore.ir.nodes import Let, Parallel, Seq, Stmt, Store
-from tilecore.ir.visitor import expressions, walk, walk_expr
+from tilecore.ir.visitor import expr_children, expressions, walk, walk_expr
 from tilecore.lowering.cpu.access import Accessor, Extent
 from tilecore.lowering.cpu.blended import blended
 from tilecore.lowering.cpu.lets import has_vector_form, indices_of, inlined, is_uniform
@@ -57,7 +58,7 @@ class NestLowering:
         steady = blended(nest) or nest
         lanes = moving_lanes(steady.body, var, self.target) or lanes_of(steady.body, self.target)
         short = size is not None and size < lanes
-        if lanes == 1 or short or not self._vectorises(steady, var):
+        if lanes == 1 or short or not self._vectorises(steady, var, lanes):
             self._scalar(nest.body, var, 0, count)
             return
         nest = steady
@@ -97,7 +98,7 @@ class NestLowering:
 
     # --- vectors ------------------------------------------------------------------------------
 
-    def _vectorises(self, nest: Parallel, var: Var) -> bool:
+    def _vectorises(self, nest: Parallel, var: Var, lanes: int) -> bool:
         body, accessor = _stmts(nest.body), self.accessor
         if not all(isinstance(s, (Let, Store)) for s in body):
             return False
@@ -105,18 +106,14 @@ class NestLowering:
         if not has_vector_form(lets, [i for s in body for i in indices_of(s, accessor.is_table)]):
             return False
         for stmt in body:
-            if isinstance(stmt, Store) and self._distance(stmt, var) != 1:
+            if isinstance(stmt, Store) and not _stores_neighbours(accessor, stmt, var, lanes):
                 return False
-        return self._values_vectorise(body, var)
+        return self._values_vectorise(body, var, lanes)
 
-    def _values_vectorise(self, body: Sequence[Stmt], var: Var) -> bool:
+    def _values_vectorise(self, body: Sequence[Stmt], var: Var, lanes: int) -> bool:
         """Return whether all that the statements compute has a vector form."""
-        varying = {var, *(s.var for s in body if isinstance(s, Let))}
-        nodes = (n for s in body for e in expressions(s) for n in walk_expr(e))
-        return all(_has_vector_form(self.accessor, node, var, varying) for node in nodes)
-
-    def _distance(self, stmt: Store, var: Var) -> int | None:
-        return self.accessor.stride_of(stmt.buffer, stmt.indices, var)
+        lane = _Lanes(self.accessor, var, lanes, {s.var for s in body if isinstance(s, Let)})
+        return all(lane.computes(e) for s in body for e in expressions(s))
 
     def _vector(
         self, nest: Parallel, var: Var, start: Any, lanes: int, bounds: tuple[int, int]
@@ -142,12 +139,10 @@ class NestLowering:
 
     def _all_lanes_inside(self, index: Expr, extent: Extent, var: Var, lanes: int) -> Any:
         """Return the condition that an index is inside in all lanes, the first one at ``var``."""
-        step = step_of(index, var)
-        assert step is not None  # stride_of the whole access is known
-        scope, reach = self.accessor.scope(), step * (lanes - 1)
-        if step >= 0:
-            return self.accessor.inside(index, extent, scope, index + reach)
-        return self.accessor.inside(index + reach, extent, scope, index)
+        apart = lane_offsets(index, var, lanes)
+        assert apart is not None  # those of the whole access are known
+        scope, least, most = self.accessor.scope(), min(apart), max(apart)
+        return self.accessor.inside(index + least, extent, scope, index + most)
 
     def _open_ends(self, nest: Parallel) -> list[tuple[Expr, Extent]]:
         found: list[tuple[Expr, Extent]] = []
@@ -211,36 +206,80 @@ def _is_moved(value: Expr, dtype: DType, var: Var) -> bool:
     return isinstance(value, Load) or isinstance(constant, Const)
 
 
-def runs_in_vectors(accessor: Accessor, stmt: Store, var: Var) -> bool:
+def runs_in_vectors(accessor: Accessor, stmt: Store, var: Var, lanes: int) -> bool:
     """Return whether a store and all it computes can run with ``var`` over the lanes."""
-    if accessor.stride_of(stmt.buffer, stmt.indices, var) != 1:
+    if not _stores_neighbours(accessor, stmt, var, lanes):
         return False
-    nodes = (n for e in expressions(stmt) for n in walk_expr(e))
-    return all(_has_vector_form(accessor, node, var, {var}) for node in nodes)
+    lane = _Lanes(accessor, var, lanes, set())
+    return all(lane.computes(e) for e in expressions(stmt))
 
 
-def _has_vector_form(accessor: Accessor, node: Expr, var: Var, varying: set[Var]) -> bool:
-    if isinstance(node, Load):
-        return _is_strided(accessor, node, var, varying) or accessor.is_table(node)
-    if isinstance(node, Call):
-        is_ours = node.name in FUNCTIONS and value_type(node.dtype) != "float64"
-        return is_ours or node.name not in SCALAR_CALLS
-    if isinstance(node, Binary):
-        return node.op not in ("pow", "floordiv", "mod") or is_uniform(node, varying)
-    if isinstance(node, Select):  # both sides run: only safe for loads that cannot trap
+def _stores_neighbours(accessor: Accessor, stmt: Store, var: Var, lanes: int) -> bool:
+    if accessor.stride_of(stmt.buffer, stmt.indices, var) == 1:
         return True
-    return DType(node.dtype).bits >= 8
+    apart = accessor.offsets_of(stmt.buffer, stmt.indices, var, lanes)
+    return apart == tuple(range(lanes))
 
 
-def _is_strided(accessor: Accessor, load: Load, var: Var, varying: set[Var]) -> bool:
-    """Return whether lanes of a load are a known distance apart, whatever names are bound to."""
-    if any(variables(i) & (varying - {var}) for i in load.indices):
-        return False
-    return accessor.stride_of(load.buffer, load.indices, var) is not None
+@dataclass(frozen=True, slots=True)
+class _Lanes:
+    """A loop variable that is to run over lanes; ``bound`` are names of values in all of them."""
+
+    accessor: Accessor
+    var: Var
+    lanes: int
+    bound: set[Var]
+
+    def computes(self, expr: Expr) -> bool:
+        """Return whether an expression has a vector form."""
+        if isinstance(expr, Load) and not self._is_strided(expr):
+            if self._is_apart(expr):
+                return True
+            if not self.accessor.is_table(expr):
+                return False
+        return self._has_form(expr) and all(self.computes(part) for part in expr_children(expr))
+
+    def _has_form(self, node: Expr) -> bool:
+        if isinstance(node, Load):
+            return True
+        if isinstance(node, Call):
+            is_ours = node.name in FUNCTIONS and value_type(node.dtype) != "float64"
+            return is_ours or node.name not in SCALAR_CALLS
+        if isinstance(node, Binary) and node.op in ("pow", "floordiv", "mod"):
+            return is_uniform(node, {self.var, *self.bound}) or _is_masked(node)
+        if isinstance(node, Select):  # both sides run: only safe for loads that cannot trap
+            return True
+        return DType(node.dtype).bits >= 8
+
+    def _is_strided(self, load: Load) -> bool:
+        """Return whether lanes are a known distance apart, whatever names are bound to."""
+        if any(variables(i) & (self.bound - {self.var}) for i in load.indices):
+            return False
+        return self.accessor.stride_of(load.buffer, load.indices, self.var) is not None
+
+    def _is_apart(self, load: Load) -> bool:
+        """Return whether lanes are known distances apart."""
+        if any(variables(i) & (self.bound - {self.var}) for i in load.indices):
+            return False
+        place, var = self.accessor.places[load.buffer], self.var
+        at = place.indices(load.indices)
+        if any(lane_offsets(i, var, self.lanes) is None for i in at):
+            return False  # of what may leave a tensor each index is looked at
+        return self.accessor.offsets_of(load.buffer, load.indices, var, self.lanes) is not None
+
+
+def _is_masked(node: Binary) -> bool:
+    """Return whether a quotient or remainder is one by a power of two: a shift or a mask."""
+    number = int_value(node.b) or 0
+    return node.op != "pow" and node.dtype.is_integer and number > 0 and number & (number - 1) == 0
 
 
 def emit_store(accessor: Accessor, stmt: Store, scope: Scope) -> None:
     """Emit a store of one value per lane."""
+    match stmt.value:
+        case Cast(a=given, dtype="bfloat16") if given.dtype == "float32":
+            if accessor.places[stmt.buffer].flushes:
+                stmt = replace(stmt, value=given)  # the store rounds it
     value = stored_value(stmt, scope)
     accessor.store(stmt.buffer, stmt.indices, value, stmt.value.dtype, scope)
 

@@ -18,7 +18,8 @@ from tilecore.inference.storage import Storage, TensorStorage
 from tilecore.ir.dims import extents_of, solve, value_ranges
 from tilecore.ir.expr import Expr, Var, cast, int_value
 from tilecore.ir.nodes import Buffer, PrimFunc
-from tilecore.lowering.cpu.access import INT32_MAX, Accessor, Place
+from tilecore.lowering.cpu.access import INT32_MAX, Accessor
+from tilecore.lowering.cpu.place import Place
 from tilecore.lowering.cpu.scalar import BYTES, PACKED, convert, memory_type
 from tilecore.lowering.cpu.tir import typed
 

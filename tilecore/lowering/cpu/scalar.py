@@ -39,6 +39,7 @@ from tilecore.ir.expr import (
     select,
     unary,
 )
+from tilecore.ir.lane_offsets import lane_values
 from tilecore.lowering import rounding
 from tilecore.lowering.cpu import float8, vector_math
 from tilecore.lowering.cpu.division import divide
@@ -339,6 +340,11 @@ def _binary(expr: Binary, scope: Scope) -> Any:
     if divisor is not None and divisor < 0:
         return lower(cast(_by_negative(expr, divisor), expr.dtype), scope)
     lanes = _lanes(expr, scope)
+    if lanes > 1 and expr.op in ("mod", "bitand") and scope.vector is not None:
+        known = lane_values(expr, scope.vector, lanes)
+        if known is not None:  # LLVM would compute the remainders of every vector
+            each = [tir.IntImm(str(expr.dtype), x) for x in known]
+            return tir.Shuffle(each, [tir.IntImm("int32", i) for i in range(lanes)])
     a, b = (widen(lower(e, scope), e, scope, lanes) for e in (expr.a, expr.b))
     is_float = expr.a.dtype.is_float
     if expr.op in PLAIN and expr.dtype in FLAGGED:
@@ -347,6 +353,8 @@ def _binary(expr: Binary, scope: Scope) -> Any:
         is_shared = lanes > 1 and not scope.is_vector(expr.b)
         is_ours = is_shared and value_type(expr.dtype) == "float32"
         return divide(a, b, lanes) if is_ours else tir.Div(a, b)
+    if lanes > 1 and divisor is not None and expr.op in ("floordiv", "mod") and not is_float:
+        return _masked(expr.op, a, divisor, str(expr.dtype), lanes)  # of powers of two
     if expr.op == "floordiv":
         return tir.floor(tir.Div(a, b)) if is_float else tir.FloorDiv(a, b)
     if expr.op == "mod":
@@ -360,6 +368,17 @@ def _binary(expr: Binary, scope: Scope) -> Any:
     if expr.op == "eq" and expr.a.dtype == "bool":
         return tir.Not(differs(a, b, "bool"))
     return _TIR_BINARY[expr.op](a, b)
+
+
+def _masked(op: str, value: Any, divisor: int, dtype: str, lanes: int) -> Any:
+    """Return the quotient or remainder of a vector by a power of two."""
+
+    def number(n: int) -> Any:
+        return broadcast(tir.IntImm(dtype, n), lanes)
+
+    if op == "mod":
+        return tir.bitwise_and(value, number(divisor - 1))
+    return tir.shift_right(value, number(divisor.bit_length() - 1))
 
 
 _TIR_CALLS: dict[str, Callable[[Any], Any]] = {

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm import tirx as tir
 
-from tilecore.lowering.cpu.tir import TirBuilder
+from tilecore.lowering.cpu.llvm_text import LLVM_TYPES
+from tilecore.lowering.cpu.tir import TirBuilder, vector_type
 
 
 def transpose(builder: TirBuilder, rows: list[Any], lanes: int) -> list[Any]:
@@ -39,6 +40,26 @@ def fold_rows(
             folded.append(builder.bind(builder.load(register, 0, lanes)))
         current = folded
     return current[0]
+
+
+def spread(
+    builder: TirBuilder, given: Sequence[Any], dtype: str, count: int, chosen: Sequence[int]
+) -> Any:
+    """Return of the elements of a vector or two, ``count`` each, one per lane.
+
+    TVM's shuffles have no more lanes than what they are given.
+    """
+    element, lanes = LLVM_TYPES[dtype], len(chosen)
+    kind, result = f"<{count} x {element}>", f"<{lanes} x {element}>"
+    name = f"tilecore_spread{len(given)}_{element}x{count}_{'_'.join(map(str, chosen))}"
+    order = ", ".join(f"i32 {i}" for i in chosen)
+    other, names = ("%w", ("%v", "%w")) if len(given) > 1 else ("poison", ("%v",))
+    arguments = ", ".join(f"{kind} {argument}" for argument in names)
+    text = f"""define linkonce_odr hidden {result} @{name}({arguments}) alwaysinline {{
+  %r = shufflevector {kind} %v, {kind} {other}, <{lanes} x i32> <{order}>
+  ret {result} %r
+}}"""
+    return builder.call_llvm(vector_type(dtype, lanes), name, text, *given)
 
 
 def _interleaved(builder: TirBuilder, vectors: list[Any], lanes: int) -> list[tuple[Any, Any]]:

@@ -12,7 +12,7 @@ from tilecore.inference.plan import GemmPlan
 from tilecore.inference.storage import rows
 from tilecore.ir.dtype import DType
 from tilecore.lowering.cpu import prefetch
-from tilecore.lowering.cpu.access import Place, vector_load, vector_store
+from tilecore.lowering.cpu.place import Place, vector_load, vector_store
 from tilecore.lowering.cpu.scalar import memory_type, zero
 from tilecore.lowering.cpu.strided import Strided
 from tilecore.lowering.cpu.tir import TirBuilder, add, index, minimum, mul, quotient

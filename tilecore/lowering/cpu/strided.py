@@ -8,7 +8,8 @@ from typing import Any
 from tilecore.ir.analysis import kept_axes
 from tilecore.ir.expr import const
 from tilecore.ir.nodes import Region
-from tilecore.lowering.cpu.access import Accessor, Place
+from tilecore.lowering.cpu.access import Accessor
+from tilecore.lowering.cpu.place import Place
 from tilecore.lowering.cpu.tir import TirBuilder, add, minimum, mul
 
 

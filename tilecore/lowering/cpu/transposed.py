@@ -7,18 +7,20 @@ last axis alone, every element would be loaded by itself.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import tirx as tir
 
 from tilecore.inference.storage import Storage
+from tilecore.ir.bounds import linear
 from tilecore.ir.dtype import DType
-from tilecore.ir.expr import Load, const, int_value
+from tilecore.ir.expr import Load, binary, const, int_value
 from tilecore.ir.nodes import Parallel, Store
 from tilecore.ir.visitor import flat
-from tilecore.lowering.cpu.access import Accessor, store_values
+from tilecore.lowering.cpu.access import Accessor
 from tilecore.lowering.cpu.nest import NestLowering
+from tilecore.lowering.cpu.place import store_values
 from tilecore.lowering.cpu.scalar import convert, from_memory, kept
 from tilecore.lowering.cpu.shuffles import transpose
 from tilecore.lowering.cpu.tir import add, mul
@@ -84,16 +86,37 @@ def _block(accessor: Accessor, load: Load, along: int, across: int) -> tuple[int
     return 1, 1
 
 
+def _by_stores(nest: Parallel, accessor: Accessor) -> Parallel:
+    """Return a nest whose last axis is that along which neighbours are stored.
+
+    A nest may run through its axes in any order.
+    """
+    (store, *more) = flat([nest.body])
+    if more or not isinstance(store, Store) or not _is_plain(accessor, store.buffer):
+        return nest
+    for axis, var in enumerate(nest.loop_vars[:-1]):
+        if accessor.stride_of(store.buffer, store.indices, var) == 1:
+            order = [i for i in range(len(nest.loop_vars)) if i != axis] + [axis]
+            names, extents = nest.loop_vars, nest.extents
+            return replace(
+                nest,
+                loop_vars=tuple(names[i] for i in order),
+                extents=tuple(extents[i] for i in order),
+            )
+    return nest
+
+
 def transposes(nest: Parallel, accessor: Accessor) -> bool:
     """Return whether a nest moves elements across in blocks."""
-    return _move(nest, accessor) is not None
+    return _move(_by_stores(nest, accessor), accessor) is not None
 
 
 class TransposedLowering(NestLowering):
-    """Emits one nest by blocks; as other nests where it may leave a tensor."""
+    """Emits one nest by blocks; as other nests where it leaves a tensor."""
 
     def emit(self, nest: Parallel) -> None:
         """Emit loops over blocks, the others outside."""
+        given, nest = nest, _by_stores(nest, self.accessor)
         move = _move(nest, self.accessor)
         assert move is not None
         accessor, extents = self.accessor, [int_value(e) or 0 for e in nest.extents]
@@ -101,22 +124,53 @@ class TransposedLowering(NestLowering):
         steps[move.read], steps[-1] = move.size, move.lanes
         for var, extent in zip(nest.loop_vars, extents, strict=True):
             accessor.ranges[var], accessor.tops[var] = (0, extent - 1), const(extent)
-        is_open = self._may_leave(move.load) or self._may_leave(move.store)
-        if not is_open:
-            with ExitStack() as loops:
-                for var, extent, step in zip(nest.loop_vars, extents, steps, strict=True):
-                    number = loops.enter_context(self.builder.loop(extent // step))
-                    accessor.assign(var, mul(number, step))
-                self._blocks(move)
+        cond = self._all_inside(nest, move)
+        if cond is None:
+            self._loops(nest, move, steps)
+        elif cond is not False:
+            before = {x.buffer: accessor.places[x.buffer] for x in (move.load, move.store)}
+            with self.builder.when(cond):
+                for buffer, place in before.items():
+                    accessor.places[buffer] = replace(place, guarded=False)
+                self._loops(nest, move, steps)
+                accessor.places.update(before)
         for var in nest.loop_vars:
             for known in (accessor.values, accessor.ranges, accessor.tops):
                 known.pop(var, None)
-        if is_open:
-            super().emit(nest)
+        if cond is False:
+            super().emit(given)
+        elif cond is not None:
+            with self.builder.otherwise():
+                super().emit(given)
 
-    def _may_leave(self, access: Load | Store) -> bool:
-        place = self.accessor.places[access.buffer]
-        return bool(self.accessor.open_ends(place, place.indices(access.indices)))
+    def _loops(self, nest: Parallel, move: _Move, steps: list[int]) -> None:
+        with ExitStack() as loops:
+            for var, extent, step in zip(nest.loop_vars, nest.extents, steps, strict=True):
+                number = loops.enter_context(self.builder.loop((int_value(extent) or 0) // step))
+                self.accessor.assign(var, mul(number, step))
+            self._blocks(move)
+
+    def _all_inside(self, nest: Parallel, move: _Move) -> Any:
+        """Return the condition that no element is outside of its tensor.
+
+        None: none is; False: that is not known of the first and the last one.
+        """
+        accessor, cond = self.accessor, None
+        sizes = {v: int_value(e) or 0 for v, e in zip(nest.loop_vars, nest.extents, strict=True)}
+        for access in (move.load, move.store):
+            place = accessor.places[access.buffer]
+            for index, extent in accessor.open_ends(place, place.indices(access.indices)):
+                form = linear(index)
+                factors = {} if form is None else {v: form.coefficient(v) for v in sizes}
+                if form is None or min(factors.values()) < 0:
+                    return False
+                for var in sizes:
+                    accessor.assign(var, 0)
+                reach = sum(f * (sizes[v] - 1) for v, f in factors.items())
+                last = binary("add", index, reach)
+                one = accessor.inside(index, extent, accessor.scope(), last)
+                cond = one if cond is None else tir.And(cond, one)
+        return cond
 
     def _blocks(self, move: _Move) -> None:
         """Emit the blocks whose columns one vector each holds when they are stored."""

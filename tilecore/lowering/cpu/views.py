@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm import tirx as tir
 
 from tilecore.ir.nodes import Buffer, Let
-from tilecore.lowering.cpu.access import Accessor, Place
+from tilecore.lowering.cpu.access import Accessor
 from tilecore.lowering.cpu.params import (
     flat_view,
     is_small,
@@ -13,6 +13,7 @@ from tilecore.lowering.cpu.params import (
     tensor_storage,
     total_elements,
 )
+from tilecore.lowering.cpu.place import Place
 from tilecore.lowering.cpu.scalar import memory_type
 
 
