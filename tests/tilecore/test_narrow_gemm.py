@@ -288,6 +288,53 @@ def test_a_computed_tile_is_the_broadcast_operand(store, path):
     np.testing.assert_allclose(out, wanted, rtol=1e-2, atol=0.3)
 
 
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("other", ["a nest", "another gemm", "a reduction"])
+def test_bytes_that_something_else_reads_too(store, path, other):
+    """``vpmaddwd`` wants them widened where they lie; found by a random program."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((48, 96), "int8"), B: T.Tensor((40, 96), "int8"),
+        C: T.Tensor((48, 40), "int32"), S: T.Tensor((48,), "int32"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=128) as _:
+            a = T.alloc_shared((48, 32), "int8")
+            b = T.alloc_shared((40, 32), "int8")
+            c = T.alloc_fragment((48, 40), "int32")
+            d = T.alloc_fragment((40, 48), "int32")
+            s = T.alloc_fragment((48,), "int32")
+            T.clear(c)
+            T.clear(d)
+            T.clear(s)
+            for k in T.serial(3):
+                T.copy(A[0, k * 32], a)
+                T.copy(B[0, k * 32], b)
+                if other == "a nest":
+                    for i, j in T.Parallel(48, 32):
+                        a[i, j] = T.cast(T.max(T.cast(a[i, j], "int32"), 0), "int8")
+                elif other == "another gemm":
+                    T.gemm(b, a, d, transpose_B=True)
+                else:
+                    for i in T.Parallel(48):
+                        s[i] += a[i, 3]
+                T.gemm(a, b, c, transpose_B=True)
+            if other == "another gemm":
+                for i in T.Parallel(48):
+                    s[i] = d[7, i]
+            T.copy(c, C)
+            T.copy(s, S)
+
+    a, b = operand((48, 96), "int8", 1), operand((40, 96), "int8", 2)
+    out, sums = blank((48, 40), "int32"), blank((48,), "int32")
+    runtime.load(compile(main, here(path), store=store))(a, b, out, sums)
+    wide = np.maximum(a, 0).astype(int) if other == "a nest" else a.astype(int)
+    np.testing.assert_array_equal(out, wide @ b.T.astype(int))
+    last = {"a nest": 0 * wide[:, 0], "another gemm": (wide @ b.T.astype(int))[:, 7],
+            "a reduction": wide[:, 3::32].sum(1)}  # fmt: skip
+    np.testing.assert_array_equal(sums, last[other])
+
+
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 def test_the_library_multiplies_bytes(store, dtype):
     definition = kernels.get("gemm")

@@ -137,6 +137,23 @@ def test_division_by_negative_numbers(run_both):
     run_both(main, [x], outputs, [np.stack([x // -3, x % -3]), np.zeros(3)])
 
 
+@pytest.mark.few(1)
+@pytest.mark.parametrize("target", ["int8", "uint8", "int16"])
+def test_indices_that_a_narrow_type_cuts_off(run_both, target):
+    """TVM failed at the step of a ramp that the type cannot hold."""
+
+    @T.prim_func
+    def main(Y: T.Tensor((2, SIZE), "float32")):
+        with T.Kernel(1, threads=32) as _:
+            for i in T.Parallel(SIZE):
+                Y[0, i] = T.cast(T.cast(i * 100_000 + 7, target), "float32")
+                Y[1, i] = T.cast(T.cast(9 - i * 1000, target), "float32")
+
+    i = np.arange(SIZE)
+    wanted = np.stack([i * 100_000 + 7, 9 - i * 1000]).astype(target)
+    run_both(main, [], [np.zeros((2, SIZE), np.float32)], [wanted.astype(np.float32)])
+
+
 @pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64"])
 def test_division_by_the_least_number_of_a_type(run_both, dtype):

@@ -152,6 +152,8 @@ def _obstacle(gemm: Gemm, dot: Dot, uses: Mapping[Buffer, Sequence[Use]], target
         return "its operands are not tiles of their own"
     if gemm.transpose_a and not _is_operand(a, "gemm-a", uses):
         return "its transposed operand is no tile of its own"
+    if dot.stored and not _is_operand(a, "gemm-a", uses):
+        return f"{a.name} is read elsewhere, too, and cannot be widened where it lies"
     for operand in (b, a) if gemm.transpose_a else (b,):
         writes = [u for u in uses[operand] if u.role != "gemm-b" and u.role != "gemm-a"]
         if not all(_is_plain_copy(u) or is_computed(u) for u in writes):
@@ -204,6 +206,7 @@ def is_computed(use: Use) -> bool:
 
 def _agrees(gemm: Gemm, chosen: Mapping[Gemm, Dot], uses: Mapping[Buffer, Sequence[Use]]) -> bool:
     """Return whether all gemms that read the tiles laid out for this one use its instruction."""
-    laid_out = [gemm.b.buffer, *([gemm.a.buffer] if gemm.transpose_a else [])]
+    is_a_too = gemm.transpose_a or bool(chosen[gemm].stored)
+    laid_out = [gemm.b.buffer, *([gemm.a.buffer] if is_a_too else [])]
     readers = [u.stmt for b in laid_out for u in uses[b] if isinstance(u.stmt, Gemm)]
     return all(chosen.get(r) is chosen[gemm] for r in readers)

@@ -156,6 +156,9 @@ def convert(value: Any, source: str, target: str, lanes: int) -> Any:
         return _nibble(value, target, lanes) if is_wrapped else value
     if target == "bool":
         return differs(value, zero(source, lanes), source)
+    if lanes > 1 and _is_cut_ramp(value, source, target):  # TVM would cut off its step's bits
+        mask = (1 << DType(target).bits) - 1
+        value = tir.bitwise_and(value, constant_of(mask, source, lanes))
     if _may_turn(source, target):
         bits = tir.Cast(vector_type(f"u{target}", lanes), value)
         return tir.reinterpret(vector_type(target, lanes), bits)
@@ -163,6 +166,16 @@ def convert(value: Any, source: str, target: str, lanes: int) -> Any:
     if target in NIBBLES:
         return _nibble(converted, target, lanes)
     return convert(converted, "float32", target, lanes) if target in PACKED else converted
+
+
+def _is_cut_ramp(value: Any, source: str, target: str) -> bool:
+    """Return whether a conversion cuts bits off numbers that grow from lane to lane."""
+    a, b = DType(value_type(source)), DType(target)
+    if not (a.is_integer and b.is_integer) or b.bits >= min(a.bits, 32):
+        return False
+    while isinstance(value, (tir.Add, tir.Sub, tir.Mul)):
+        value = value.b if isinstance(value.a, tir.Broadcast) else value.a
+    return isinstance(value, tir.Ramp)
 
 
 def _may_turn(source: str, target: str) -> bool:
