@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import tilecore.language as T
+from tests.tilecore.x86_paths import here, paths
 from tilecore import runtime
 from tilecore.artifact import ArtifactStore
 from tilecore.compiler import compile
@@ -148,3 +149,35 @@ def test_oracle_and_kernel_agree_on_what_goes_beyond_a_type(store, name, operati
     got, want = (x.view(kind).astype(np.float32) for x in (found.numpy(), expected))
     np.testing.assert_array_equal(got, want)
     assert np.isfinite(want).any()
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("path", paths("avx2", "avx512"))
+@pytest.mark.parametrize("columns", [112, 128, 384])
+def test_weights_of_a_block_that_data_chooses(store, path, columns):
+    """Vectors of 32 bytes were stored across panels of 16 columns; found by a random program."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((2, 16, 128), "float8_e4m3fn"), B: T.Tensor((2, 128, columns), "float8_e4m3fn"),
+        ids: T.Tensor((2,), "int32"), C: T.Tensor((2, 16, columns), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(T.ceildiv(columns, 128), 2, threads=128) as (bx, by):
+            a = T.alloc_shared((16, 64), "float8_e4m3fn")
+            b = T.alloc_shared((64, 128), "float8_e4m3fn")
+            c = T.alloc_fragment((16, 128), "float32")
+            T.clear(c)
+            for k in T.serial(2):
+                T.copy(A[by, 0, k * 64], a)
+                T.copy(B[ids[by], k * 64, bx * 128], b)
+                T.gemm(a, b, c)
+            T.copy(c, C[by, 0, bx * 128])
+
+    rng = np.random.default_rng(1)
+    a, b = (
+        rng.integers(-3, 4, s).astype(ml_dtypes.float8_e4m3fn)
+        for s in ((2, 16, 128), (2, 128, columns))
+    )
+    c, ids = np.zeros((2, 16, columns), np.float32), np.array([1, 0], np.int32)
+    runtime.load(compile(main, here(path), store=store))(a, b, ids, c)
+    np.testing.assert_array_equal(c, a.astype(np.float32) @ b[ids].astype(np.float32))

@@ -209,3 +209,45 @@ def test_a_loop_that_stores_the_last_one_first(run_both):
 
     x = np.arange(17, dtype=np.float32) - 8
     run_both(main, [x], [np.zeros((5, 12))], [np.broadcast_to(np.clip(x, -8, 9)[5:], (5, 12))])
+
+
+def test_what_is_cut_off_is_stored_last_one_first_under_a_condition(run_both):
+    """Found by a random program: LLVM 22 stored the wider elements, beyond the tile, too."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((2, 72, 16), "int4"), S: T.Tensor((2, 64), "uint4"),
+        B: T.Tensor((2, 72, 64), "int4"), V: T.Tensor((2, 72), "float32"),
+        Y: T.Tensor((2, 64), "uint4"),
+    ):  # fmt: skip
+        with T.Kernel(2, threads=128) as bx:
+            a = T.alloc_fragment((64, 16), "int4")
+            s = T.alloc_shared((64,), "uint4")
+            b = T.alloc_fragment((64, 64), "int4")
+            c = T.alloc_fragment((64, 16), "int32")
+            d = T.alloc_shared((64, 16), "int32")
+            T.fill(a, 1)
+            T.fill(c, 0)
+            T.copy(A[bx, 4, 1], a)
+            T.copy(S[bx, 0], s)
+            T.copy(B[bx, 1, 0], b)
+            for _ in T.Pipelined(2, num_stages=2):
+                for i in T.Parallel(64):
+                    if i >= 1:
+                        least = T.min(T.cast(s[63 - i], "int32"), T.cast(V[bx, i], "int32"))
+                        s[63 - i] = T.cast(T.max(T.min(least, 2), 0), "uint4")
+            for i, j in T.Parallel(64, 16):
+                a[i, j] = T.cast(T.min(T.cast(a[i, j], "int32"), T.cast(b[i, j], "int32")), "int4")
+            if bx % 2 == 1:
+                T.gemm(b, a, c)
+            T.copy(s, Y[bx, 0])
+            T.copy(c, d)
+
+    rng = np.random.default_rng(0)
+    given = [
+        rng.integers(-128, 128, (2, 72, 8)).astype(np.int8),
+        rng.integers(0, 256, (2, 32)).astype(np.uint8),
+        rng.integers(-128, 128, (2, 72, 32)).astype(np.int8),
+        rng.integers(-3, 4, (2, 72)).astype(np.float32),
+    ]
+    run_both(main, given, [np.zeros((2, 32), np.uint8)])

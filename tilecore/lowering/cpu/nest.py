@@ -6,12 +6,14 @@ one by one, each with its own guard.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import tirx as tir
 
+from tilecore.inference.storage import Storage
 from tilecore.ir.bounds import NON_NEGATIVE, variables
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Var, cast, int_value
@@ -56,7 +58,7 @@ class NestLowering:
                 self._axis(nest, axis + 1)
             return
         steady = blended(nest) or nest
-        lanes = moving_lanes(steady.body, var, self.target) or lanes_of(steady.body, self.target)
+        lanes = self._lanes(steady, var)
         short = size is not None and size < lanes
         if lanes == 1 or short or not self._vectorises(steady, var, lanes):
             self._scalar(nest.body, var, 0, count)
@@ -73,6 +75,16 @@ class NestLowering:
             self._vector(nest, var, first, lanes, (0, size - 1))
         if size % lanes:
             self._scalar(nest.body, var, whole * lanes, size % lanes)
+
+    def _lanes(self, nest: Parallel, var: Var) -> int:
+        """Return how many lanes a nest has; a vector lies within a panel."""
+        lanes = moving_lanes(nest.body, var, self.target) or lanes_of(nest.body, self.target)
+        for store in _stores(nest.body):
+            place = self.accessor.places.get(store.buffer)
+            if place is not None and isinstance(place.storage, Storage):
+                is_paneled = place.storage.kind == "panels"
+                lanes = math.gcd(lanes, place.storage.width) if is_paneled else lanes
+        return lanes
 
     def _rows_ahead(self, nest: Parallel) -> RowsAhead:
         nodes = (n for s in walk(nest.body) for e in expressions(s) for n in _loads(e))

@@ -41,6 +41,11 @@ HIDDEN = """define linkonce_odr hidden {kind} @{name}({kind} %x) alwaysinline {{
   %y = or {kind} %x, %zero
   ret {kind} %y
 }}"""
+OPAQUE = """define linkonce_odr hidden i32 @tilecore_opaque(i32 %x) alwaysinline {
+  %y = call i32 asm sideeffect "", "=r,0"(i32 %x)
+  ret i32 %y
+}"""
+CUT, BACK = 1, 2
 ON_STACK = {"disable_lower_builtin": tir.IntImm("bool", 1)}  # TVM leaves the buffer to LLVM
 
 
@@ -54,7 +59,8 @@ class TirBuilder:
         self._stack_bytes = 0
         self._llvm: dict[str, str] = {}
         self._is_asserting = False
-        self._cuts: list[bool] = []  # of conditions: whether one stores integers that are cut off
+        # Of conditions: whether one stores integers cut off (CUT), the last one first (BACK).
+        self._cuts: list[int] = []
 
     # --- statements ---------------------------------------------------------------------------
 
@@ -104,9 +110,9 @@ class TirBuilder:
     def when(self, cond: Any) -> Iterator[None]:
         """Open ``if cond``."""
         self._scopes.append([])
-        self._cuts.append(False)
+        self._cuts.append(0)
         yield
-        cond = self._uncertain(cond) if self._cuts.pop() else cond
+        cond = self._uncertain(cond, self._cuts.pop())
         self.emit(tir.IfThenElse(cond, self._close(), None))
 
     @contextlib.contextmanager
@@ -114,9 +120,9 @@ class TirBuilder:
         """Open the ``else`` of the ``when`` that was closed last."""
         last = self._scopes[-1].pop()
         self._scopes.append([])
-        self._cuts.append(False)
+        self._cuts.append(0)
         yield
-        cond = self._uncertain(last.condition) if self._cuts.pop() else last.condition
+        cond = self._uncertain(last.condition, self._cuts.pop())
         self.emit(tir.IfThenElse(cond, last.then_case, self._close()))
 
     @contextlib.contextmanager
@@ -192,7 +198,8 @@ class TirBuilder:
         if lanes > 1 and stride == 1 and isinstance(value, tir.Select):
             value = self._blended(buffer, place, value)
         if lanes == 1 and self._cuts and _may_be_cut(value, str(buffer.dtype)):
-            self._cuts = [True] * len(self._cuts)
+            kind = BACK if _runs_back(offset) else CUT
+            self._cuts = [max(kind, cut) for cut in self._cuts]
         self.emit(tir.BufferStore(buffer, value, [place]))
 
     def _blended(self, buffer: Any, place: Any, choice: Any) -> Any:
@@ -214,7 +221,9 @@ class TirBuilder:
         condition to be tested when the loop runs. That the narrow index does not wrap around it
         takes for implied where a wider one does not (``SCEVWrapPredicate::implies``), and reads on.
         Where a vector of integers is cut off and is known to be stored in one lane, it stores the
-        wider element: conditions of such stores depend on one that holds.
+        wider element: conditions of such stores depend on one that holds. Stores of neighbours from
+        the last one to the first it makes lane by lane, so that no such loop may become vectors at
+        all: their condition depends on assembly, which has no text.
         """
         element = LLVM_TYPES[dtype]
         name = f"tilecore_hidden_{element}"
@@ -222,9 +231,16 @@ class TirBuilder:
         self.define_llvm(name, HIDDEN.format(kind=element, name=name))
         return tir.call_pure_extern(dtype, name, value)
 
-    def _uncertain(self, cond: Any) -> Any:
-        """Return a condition that LLVM does not know of single iterations."""
-        return tir.And(cond, tir.EQ(self.hidden(index(0), "int32"), index(0)))
+    def _uncertain(self, cond: Any, cuts: int) -> Any:
+        """Return a condition that LLVM does not know of single iterations, if it must not."""
+        if not cuts:
+            return cond
+        if cuts == CUT:
+            zero = self.hidden(index(0), "int32")
+        else:
+            self.define_llvm("tilecore_opaque", OPAQUE)
+            zero = tir.call_extern("int32", "tilecore_opaque", index(0))
+        return tir.And(cond, tir.EQ(zero, index(0)))
 
     def frozen(self, value: Any, lanes: int) -> Any:
         """Bind a value; if it is loaded, LLVM does not see that it is.
@@ -389,6 +405,18 @@ def remainder(a: Any, b: Any) -> Any:
     if isinstance(a, int) and isinstance(b, int):
         return a % b
     return 0 if isinstance(b, int) and b == 1 else tir.truncmod(index(a), index(b))
+
+
+def _runs_back(offset: Any) -> bool:
+    """Return whether a place may go down while what it follows from goes up."""
+    if isinstance(offset, tir.Sub):
+        return not isinstance(offset.b, tir.IntImm) or _runs_back(offset.a)
+    if isinstance(offset, tir.Mul):
+        factors = [x for x in (offset.a, offset.b) if isinstance(x, tir.IntImm)]
+        if any(int(x) < 0 for x in factors):
+            return True
+    parts = (getattr(offset, name, None) for name in ("a", "b", "value"))
+    return any(part is not None and _runs_back(part) for part in parts)
 
 
 def _may_be_cut(value: Any, dtype: str) -> bool:
