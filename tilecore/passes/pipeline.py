@@ -7,6 +7,7 @@ from functools import partial
 
 from tilecore.inference.options import CpuOptions
 from tilecore.ir.nodes import PrimFunc
+from tilecore.ir.scaled_gemm import without_factors
 from tilecore.passes import (
     few_rows,
     fold_clear,
@@ -29,6 +30,7 @@ from tilecore.target import Target
 
 Pass = Callable[[PrimFunc], PrimFunc]
 PIPELINE: tuple[tuple[str, Pass], ...] = (
+    ("scaled_products", without_factors),
     ("guard_tiles", tile_guards.run),
     ("serialize_threads", threads.run),
     ("vectorize_threads", lanes.run),

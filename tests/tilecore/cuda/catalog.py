@@ -45,6 +45,7 @@ def catalog():
         *(I.mma(*form) for form in mma_forms()),
         *(I.mma("m8n8k4", "float16", "float16", c, x, y) for c in ("float16", "float32")
           for x in ("row", "col") for y in ("row", "col")),
+        *(I.mma_scaled(x, y) for x in range(2) for y in range(4)),
         *(I.ldmatrix(n, t) for n in (1, 2, 4) for t in (False, True)),
         *(I.stmatrix(n, t) for n in (1, 2, 4) for t in (False, True)),
         *(I.wgmma(n, a, b, c, a_in_registers=r, a_major=x, b_major=y)

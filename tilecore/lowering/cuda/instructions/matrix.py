@@ -139,6 +139,46 @@ def mma(
 
 
 @functools.cache
+def mma_scaled(a_selector: int, b_selector: int) -> Instruction:
+    """Return ``(void* d, const void* a, const void* b, uint32 a_factors, uint32 b_factors)``.
+
+    ``d += (a fa) * (b fb)`` of m16n8k64, where each 16 elements along K share a factor: elements of
+    float4_e2m1fn, the first of two in the low half of a byte, and factors of float8_e4m3fn, none
+    negative. A lane's word holds the four factors along K of a row of A, the first one
+    lowest. With g = lane / 4 and q = lane % 4, those of row g + 8 h come from the lane of
+    q = 2 ``a_selector`` + h, those of column g of B from that of q = ``b_selector``.
+
+    Source: PTX ISA 9.0, section 9.7.14.5.14; CUTLASS, mma_traits_sm120.hpp (SFALayout, SFBLayout).
+
+    Raises:
+        UnsupportedOnTarget: there is no such selector (TC302).
+    """
+    if a_selector not in (0, 1) or b_selector not in (0, 1, 2, 3):
+        raise UnsupportedOnTarget(
+            what=f"selectors {a_selector} and {b_selector} of factors", target="cuda",
+            reason="expected 0 or 1 of A, 0 to 3 of B",
+        )  # fmt: skip
+    form = "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X"
+    sums, selectors = registers(0, 4), (f"{{0, {a_selector}}}", f"{{0, {b_selector}}}")
+    text = f"{form}.f32.e2m1.e2m1.f32.ue4m3 {sums}, {registers(4, 4)}, {registers(8, 2)}, {sums}, "
+    text += f"%10, {selectors[0]}, %11, {selectors[1]};"
+    inputs = [*elements("r", "x", 4), *elements("r", "y", 2), '"r"(a_factors)', '"r"(b_factors)']
+    body = [
+        "float* z = (float*)d;", "const unsigned* x = (const unsigned*)a;",
+        "const unsigned* y = (const unsigned*)b;",
+        asm(text, elements("+f", "z", 4), inputs, touches_memory=False),
+    ]  # fmt: skip
+    return Instruction(
+        f"tc_mma_scaled_m16n8k64_e2m1_ue4m3_{a_selector}_{b_selector}",
+        "void* d, const void* a, const void* b, unsigned a_factors, unsigned b_factors",
+        "\n".join(body),
+        f"emu::mma_scaled<16, 8, 64, emu::e2m1, emu::ue4m3, {a_selector}, {b_selector}>"
+        "(d, a, b, a_factors, b_factors);",
+        arch="sm_120a",
+    )  # fmt: skip
+
+
+@functools.cache
 def ldmatrix(count: int, transposed: bool = False) -> Instruction:
     """Return ``(void* d, const void* row)``: ``count`` (1, 2, 4) 8x8 matrices of 16-bit elements.
 

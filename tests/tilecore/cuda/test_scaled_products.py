@@ -1,0 +1,182 @@
+"""Products of 4-bit floats and their factors by one instruction (sm_120a), against float64."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tilecore.language as T
+from tests.tilecore.cuda.emulated import lowered, run_emulated
+from tests.tilecore.test_gemm_blockscaled import in_chunks, packed
+from tilecore.codegen.cubin import read_features
+from tilecore.codegen.nvrtc import compile_cuda
+from tilecore.emulator import ALL_SCHEDULES, LATE
+from tilecore.gpu_compiler import passes_for
+from tilecore.inference.gpu.options import GpuOptions
+from tilecore.interpreter import run
+from tilecore.ir.nodes import Gemm
+from tilecore.ir.visitor import walk
+from tilecore.passes.pipeline import run_passes
+from tilecore.target import parse_target
+
+CHUNKS = "blockscaled_chunk_kmajor"
+KIND = "float4_e2m1fn"
+INSTRUCTION = "kind::mxf4nvf4.block_scale.scale_vec::4X"
+
+
+def product(size, block, layout="rowmajor", threads=128, stages=2, *, kind=KIND, share=16, more=()):
+    """Return a program; ``more``: "read" (an element of A by itself), "elsewhere" (C in shared)."""
+    (M, N, K), (bM, bN, bK) = size, block
+    words, steps = bK // 64, K // bK
+    rows = [-(-n // b) * b for n, b in ((M, bM), (N, bN))]  # factors of whole tiles
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((M, K), kind),
+        B: T.Tensor((N, K), kind),
+        SFA: T.Tensor((steps, rows[0], words), "uint32"),
+        SFB: T.Tensor((steps, rows[1], words), "uint32"),
+        C: T.Tensor((M, N), "float32"),
+    ):
+        with T.Kernel(T.ceildiv(N, bN), T.ceildiv(M, bM), threads=threads) as (bx, by):
+            a, b = T.alloc_shared((bM, bK), kind), T.alloc_shared((bN, bK), kind)
+            sfa = T.alloc_shared((bM, words), "uint32")
+            sfb = T.alloc_shared((bN, words), "uint32")
+            if "elsewhere" in more:
+                c = T.alloc_shared((bM, bN), "float32")
+            else:
+                c = T.alloc_fragment((bM, bN), "float32")
+            T.clear(c)
+            for k in T.Pipelined(steps, num_stages=stages):
+                T.copy(A[by * bM, k * bK], a)
+                T.copy(B[bx * bN, k * bK], b)
+                T.copy(SFA[k, by * bM, 0], sfa)
+                T.copy(SFB[k, bx * bN, 0], sfb)
+                T.mma_gemm_blockscaled(
+                    a, b, c, sfa, sfb, transpose_B=True, k_start=k * bK, sf_a_granularity_k=share,
+                    sf_b_granularity_k=share, sf_layout=layout, clear_accum=k == 0,
+                )  # fmt: skip
+                if "read" in more:
+                    for i in T.Parallel(bM):
+                        if k < 0:
+                            sfa[i, 0] = T.cast(a[i, 0], "uint32")
+            T.copy(c, C[by * bM, bx * bN])
+
+    return main
+
+
+def operands(rng, size, block, layout="rowmajor"):
+    """Return (arguments but for C, A times its factors, B times its factors)."""
+    (M, N, K), (bM, bN, bK) = size, block
+    given, words, scaled = [], [], []
+    for rows, height in ((M, bM), (N, bN)):
+        codes = rng.integers(0, 16, (rows, K)).astype(np.uint8)
+        bits = rng.integers(0, 0x7F, (-(-rows // height) * height, K // 16)).astype(np.uint8)
+        factors = bits.view(ml_dtypes.float8_e4m3fn).astype(np.float64)[:rows]
+        given.append(codes[:, ::2] | codes[:, 1::2] << 4)
+        found = packed(bits).reshape(len(bits), K // bK, bK // 64).transpose(1, 0, 2)
+        order = in_chunks if layout == CHUNKS else np.ascontiguousarray
+        words.append(np.stack([order(np.ascontiguousarray(t)) for t in found]))
+        values = codes.view(ml_dtypes.float4_e2m1fn).astype(np.float64)
+        scaled.append(values * np.repeat(factors, 16, axis=1))
+    return [*given, *words], *scaled
+
+
+def check(func, size, block, layout="rowmajor", schedules=(LATE,)):
+    """Run a program on the emulator and compare; return the plan of its product."""
+    given, a, b = operands(np.random.default_rng(0), size, block, layout)
+    c = np.full(size[:2], 77, np.float32)
+    plan = run_emulated(func, "rtx5090", [*given, c], schedules)
+    bound = np.abs(a) @ np.abs(b).T  # sums are rounded once an instruction
+    assert (np.abs(c - a @ b.T) <= 2.0**-23 * (size[2] // 64 + 1) * bound).all()
+    (launch,) = plan.launches.values()
+    (found,) = launch.gemms.values()
+    return launch, found
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    ("size", "block", "threads", "layout"),
+    [
+        ((200, 136, 512), (128, 128, 256), 128, CHUNKS),  # ragged rows and columns
+        ((96, 72, 192), (48, 24, 64), 32, "rowmajor"),  # 3 tiles, where a word is enough for 2, 4
+        ((64, 104, 256), (64, 104, 128), 64, None),  # 13 tiles of B
+        ((128, 256, 256), (128, 256, 128), 256, CHUNKS),
+        ((16, 8, 64), (16, 8, 64), 32, "rowmajor"),  # one instruction
+    ],
+)
+def test_sums_are_those_of_float64(size, block, threads, layout):
+    func = product(size, block, layout, threads)
+    launch, found = check(func, size, block, layout, ALL_SCHEDULES)
+    assert found.kind == "scaled"
+    assert found.a.source == found.b.source == "ldmatrix"
+    assert not launch.notes
+    assert "mma.m16n8k64 of float4_e2m1fn with factors" in launch.explain()
+    tiles = [layout for b, layout in launch.shared.items() if str(b.dtype) == "uint8"]
+    assert len(tiles) == 2
+    for tile in tiles:  # two elements to a byte, chunks of 16 bytes in different banks
+        assert tile.shape[1] == block[2] // 2
+        assert tile.swizzle_bytes == min(128, block[2] // 2)
+
+
+def test_sums_in_shared_memory_and_steps_of_one_tile():
+    size, block = (96, 64, 256), (96, 64, 128)
+    for stages in (1, 3):
+        func = product(size, block, stages=stages, more=("elsewhere",))
+        assert check(func, size, block)[1].kind == "scaled"
+
+
+def test_the_machine_code():
+    """One OMMA for each 16 x 8 x 64 of a step, four words of factors for 32 of them, no spills."""
+    func = product((512, 512, 1024), (128, 128, 256), CHUNKS)
+    _, _, source = lowered(func, "rtx5090")
+    assert INSTRUCTION in source.text
+    cubin = compile_cuda(source.text, source.arch)
+    (found,) = read_features(cubin.data, source.arch).values()
+    assert found.opcodes["OMMA"] == 8 * 4 * 4  # of a warp: 64 x 64 x 256
+    assert found.opcodes["LDSM"] == 8 * 4
+    assert found.opcodes["LDS"] <= 4 * 4
+    assert "HMMA" not in found.opcodes
+    assert (found.local_accesses, cubin.spills) == (0, 0)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"kind": "float8_e5m2"}, "for float8_e5m2 x float8_e5m2"),
+        ({"share": 32}, "16 elements share a factor of mma, not 32"),
+        ({"block": (128, 60, 128)}, "not a multiple of 16x8x64"),
+        ({"threads": 48}, "48 threads are no whole warps"),
+        ({"more": ("read",)}, "is used by Store as elements of 4 bits"),
+    ],
+)
+def test_other_products_multiply_in_bfloat16(options, reason):
+    kept = {"size": (128, 120, 256), "block": (128, 40, 128)} | options
+    plan, _, source = lowered(product(**kept), "rtx5090")
+    assert reason in plan.explain()
+    assert INSTRUCTION not in source.text
+
+
+@pytest.mark.parametrize("target", ["h100", "sm_80", "b200", "mi300x"])
+def test_other_targets_multiply_in_bfloat16(target):
+    from tilecore.gpu_compiler import plan_gpu
+
+    func, plan = plan_gpu(product((128, 128, 256), (128, 128, 128)), parse_target(target))
+    assert not any(isinstance(s, Gemm) and s.factors for s in walk(func.body))
+    assert "factors" not in plan.explain()
+
+
+def test_bytes_mean_what_pairs_of_elements_do():
+    """The oracle runs the program before and after the pass."""
+    size, block = (40, 24, 128), (48, 24, 64)
+    func = product(size, block)
+    target = parse_target("rtx5090")
+    passed = run_passes(func, None, passes_for(target, GpuOptions())[:1])
+    (gemm,) = (s for s in walk(passed.body) if isinstance(s, Gemm))
+    assert gemm.pairs_of == KIND
+    given, a, b = operands(np.random.default_rng(1), size, block)
+    outputs = [np.zeros(size[:2], np.float32) for _ in range(2)]
+    for program, c in zip((func, passed), outputs, strict=True):
+        run(program, *given, c)
+    np.testing.assert_array_equal(*outputs)
+    np.testing.assert_allclose(outputs[0], a @ b.T, rtol=1e-5, atol=1e-2)
