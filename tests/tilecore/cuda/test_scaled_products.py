@@ -11,6 +11,7 @@ from tilecore.codegen.cubin import read_features
 from tilecore.codegen.nvrtc import compile_cuda
 from tilecore.emulator import ALL_SCHEDULES, LATE
 from tilecore.gpu_compiler import passes_for
+from tilecore.inference.gpu.banks import bank_uses
 from tilecore.inference.gpu.options import GpuOptions
 from tilecore.interpreter import run
 from tilecore.ir.nodes import Gemm
@@ -24,7 +25,11 @@ INSTRUCTION = "kind::mxf4nvf4.block_scale.scale_vec::4X"
 
 
 def product(size, block, layout="rowmajor", threads=128, stages=2, *, kind=KIND, share=16, more=()):
-    """Return a program; ``more``: "read" (an element of A by itself), "elsewhere" (C in shared)."""
+    """Return a program.
+
+    ``more``: "read" (elements of A one by one), "elsewhere" (C in shared memory), "nests" (factors
+    are copied by nests).
+    """
     (M, N, K), (bM, bN, bK) = size, block
     words, steps = bK // 64, K // bK
     rows = [-(-n // b) * b for n, b in ((M, bM), (N, bN))]  # factors of whole tiles
@@ -49,8 +54,14 @@ def product(size, block, layout="rowmajor", threads=128, stages=2, *, kind=KIND,
             for k in T.Pipelined(steps, num_stages=stages):
                 T.copy(A[by * bM, k * bK], a)
                 T.copy(B[bx * bN, k * bK], b)
-                T.copy(SFA[k, by * bM, 0], sfa)
-                T.copy(SFB[k, bx * bN, 0], sfb)
+                if "nests" in more:
+                    for i, j in T.Parallel(bM, words):
+                        sfa[i, j] = SFA[k, by * bM + i, j]
+                    for i, j in T.Parallel(bN, words):
+                        sfb[i, j] = SFB[k, bx * bN + i, j]
+                else:
+                    T.copy(SFA[k, by * bM, 0], sfa)
+                    T.copy(SFB[k, bx * bN, 0], sfb)
                 T.mma_gemm_blockscaled(
                     a, b, c, sfa, sfb, transpose_B=True, k_start=k * bK, sf_a_granularity_k=share,
                     sf_b_granularity_k=share, sf_layout=layout, clear_accum=k == 0,
@@ -123,6 +134,27 @@ def test_sums_in_shared_memory_and_steps_of_one_tile():
     for stages in (1, 3):
         func = product(size, block, stages=stages, more=("elsewhere",))
         assert check(func, size, block)[1].kind == "scaled"
+
+
+def test_factors_that_nests_copy_run_ahead():
+    size, block = (128, 128, 512), (128, 128, 256)
+    func = product(size, block, CHUNKS, more=("nests",))
+    launch, found = check(func, size, block, CHUNKS, ALL_SCHEDULES)
+    assert found.kind == "scaled"
+    (pipeline,) = launch.pipelines.values()
+    assert len(pipeline.copies) == len(pipeline.boxes) == 4
+
+
+@pytest.mark.parametrize(
+    ("layout", "words", "ways"), [("rowmajor", 4, 4), ("rowmajor", 1, 1), (CHUNKS, 4, 4)]
+)
+def test_conflicts_of_factors_are_told(layout, words, ways):
+    """Operands meet none; words of rows 8 further on lie in the same banks where a row has 4."""
+    block = (128, 128, 64 * words)
+    plan, _, _ = lowered(product((128, 128, 512), block, layout), "rtx5090", is_ordered=False)
+    (launch,) = plan.launches.values()
+    uses = {u.buffer.name: u.ways for u in bank_uses(launch) if isinstance(u.stmt, Gemm)}
+    assert uses == {"shared": 1, "sfa": ways, "sfb": ways}
 
 
 def test_the_machine_code():

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 
 from tilecore.gpu_target import GpuTarget
+from tilecore.inference.gpu.distribution import Table
 from tilecore.inference.gpu.plan import GemmPlan
 from tilecore.inference.gpu.products import WARP, plan_mma
 from tilecore.inference.gpu.teams import Team
@@ -48,6 +49,12 @@ def why_not(gemm: Gemm, launch: KernelLaunch, target: GpuTarget) -> str:
         return f"not a multiple of {'x'.join(map(str, ATOM))}"
     threads = math.prod(int_value(t) or 0 for t in launch.threads)
     return f"{threads} threads are no whole warps" if threads % WARP or not threads else ""
+
+
+def rows_of_lanes(side: int, lane: Table) -> Table:
+    """Return of which row of A (side 0) or column of B the factors are that a lane gives."""
+    quad, lanes = lane % 4, 4 // SELECTED[side]  # that give the factors of one tile
+    return quad // lanes * ATOM[side] + quad % lanes * 8 + lane // 4
 
 
 def plan_scaled(gemm: Gemm, team: Team, in_registers: tuple[bool, bool, bool]) -> GemmPlan:
