@@ -190,6 +190,7 @@ def test_products_with_factors():
         ({"sharing": [16]}, "no factors, or those of a and of b"),
         ({"factors": [], "sharing": []}, "factors in chunks"),
         ({"pairs_of": "int4"}, "pairs_of"),
+        ({"factor_type": "float16"}, "factor_type"),
     ):
         kept = dict(product)
         product.update(changes)

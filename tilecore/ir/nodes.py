@@ -296,8 +296,8 @@ class Gemm(Stmt):
 
     ``factors``: words of uint32 with what the elements of a and of b are multiplied by, or none:
     ``ir/scaled_gemm.py`` says what that means. ``sharing``: how many elements along K of a and of b
-    share a factor. ``in_chunks``: how the words lie. ``pairs_of``: the type of which each byte of a
-    and b holds two elements along K, or "".
+    share a factor. ``factor_type``: of these. ``in_chunks``: how the words lie. ``pairs_of``: the
+    type of which each byte of a and b holds two elements along K, or "".
     """
 
     a: Region
@@ -313,6 +313,7 @@ class Gemm(Stmt):
     in_pair: bool = False
     factors: tuple[Region, ...] = ()
     sharing: tuple[int, ...] = ()
+    factor_type: str = "float8_e4m3fn"
     in_chunks: bool = False
     pairs_of: str = ""
 

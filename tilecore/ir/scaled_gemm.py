@@ -1,9 +1,9 @@
 """Products of elements times factors: what a Gemm with ``factors`` means, as plain statements.
 
-``c (+)= (op(a) fa) @ (op(b) fb)``. Neighbours along K share a factor, float8_e4m3fn; four factors,
-the first one lowest, are a word. Elements are multiplied by their factors in bfloat16, which holds
-exactly what has 4 significant bits each, and then by each other: on every target but those whose
-matrix unit does it all (``passes/scaled_products.py``).
+``c (+)= (op(a) fa) @ (op(b) fb)``. Neighbours along K share a factor, float8_e4m3fn or
+float8_e8m0fnu; four factors, the first one lowest, are a word. Elements are multiplied by their
+factors in bfloat16, which holds exactly what has 4 significant bits each, and then by each other:
+on every target but those whose matrix unit does it all (``passes/scaled_products.py``).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PER_WORD = 4  # factors
 LANES, COLUMNS = 32, 4  # a chunk of factors: one word for each of 128 rows
 CHUNK = LANES * COLUMNS
 STEP = 32  # elements along K that are multiplied by their factors at a time
-FACTOR = "float8_e4m3fn"
+FACTORS = ("float8_e4m3fn", "float8_e8m0fnu")
 Place = Callable[[Expr, Expr], Expr]  # (row, place along K) -> the factor there
 
 
@@ -143,7 +143,7 @@ def written_out(gemm: Gemm) -> tuple[Stmt, ...]:
             number = binary("floordiv", k, sharing)
             at = binary("floordiv", number, PER_WORD)
             indices = word_at(factors, row, at, in_chunks=gemm.in_chunks)
-            return factor_in(Load(factors.buffer, indices, WORD), number, FACTOR)
+            return factor_in(Load(factors.buffer, indices, WORD), number, gemm.factor_type)
 
         return place
 

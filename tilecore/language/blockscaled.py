@@ -31,6 +31,7 @@ from tilecore.ir.polynomial import is_equal
 from tilecore.ir.scaled_gemm import (
     CHUNK,
     COLUMNS,
+    FACTORS,
     LANES,
     WORD,
     Place,
@@ -215,8 +216,9 @@ def mma_gemm_blockscaled(
     sf_a_granularity_k: int,
     sf_b_granularity_k: int,
     sf_layout: str | None = None,
+    sf_dtype: str = "float8_e4m3fn",
 ) -> None:
-    """Compute ``C (+)= op(A sfa) @ op(B sfb)`` with factors of float8_e4m3fn, none negative.
+    """Compute ``C (+)= op(A sfa) @ op(B sfb)`` with factors of 8 bits, none negative.
 
     Args:
         A: tile [M, K], or [K, M] with ``transpose_A``.
@@ -233,15 +235,19 @@ def mma_gemm_blockscaled(
         sf_b_granularity_k: the same of B.
         sf_layout: "rowmajor" (also None), [rows, words]; or "blockscaled_chunk_kmajor": for each
             128 rows and each word the words of rows 0, 32, 64, 96, then 1, 33, ...
+        sf_dtype: type of the factors: float8_e4m3fn (of NVFP4), or float8_e8m0fnu (of MXFP4 and
+            MXFP8), which TileLang's has not.
 
     Raises:
         ShapeMismatch: M, N or K differ between the tiles (TC201).
-        TypeMismatch: an argument is not a tile, or an unknown layout (TC202).
+        TypeMismatch: an argument is not a tile, or an unknown layout or type of factors (TC202).
     """
     _ = k_start
     layout = sf_layout or ROW_MAJOR
     if layout not in (ROW_MAJOR, CHUNKS):
         raise TypeMismatch(expected=f"sf_layout {ROW_MAJOR} or {CHUNKS}", found=repr(layout))
+    if str(sf_dtype) not in FACTORS:
+        raise TypeMismatch(expected=f"sf_dtype {' or '.join(FACTORS)}", found=sf_dtype)
     factors = [region(words, name) for words, name in ((SFA, "SFA"), (SFB, "SFB"))]
     for words in factors:
         if words.buffer.dtype != WORD or len(words.extents) < 2:
@@ -262,7 +268,8 @@ def mma_gemm_blockscaled(
     name = policy.value if isinstance(policy, GemmWarpPolicy) else str(policy)
     product = Gemm(
         a, b, c, bool(transpose_A), bool(transpose_B), as_bool(clear_accum), name, builder.span,
-        factors=tuple(factors), sharing=sharing, in_chunks=layout == CHUNKS,
+        factors=tuple(factors), sharing=sharing, factor_type=str(sf_dtype),
+        in_chunks=layout == CHUNKS,
     )  # fmt: skip
     builder.emit(product)
 

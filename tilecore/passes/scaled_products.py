@@ -75,8 +75,9 @@ class _Candidates:
 
     @property
     def tiles(self) -> set[Buffer]:
-        """The tiles of operands."""
-        return {r.buffer for g in self.kept for r in (g.a, g.b)}
+        """The tiles of operands that hold two elements to a byte."""
+        operands = (r.buffer for g in self.kept for r in (g.a, g.b))
+        return {tile for tile in operands if tile.dtype.is_packed}
 
     @property
     def bytes_of(self) -> dict[Buffer, Buffer]:
@@ -93,7 +94,7 @@ class _Candidates:
         tiles = self.tiles
         tensors = self._tensors(tiles)
         for gemm in self.kept:
-            for tile in (gemm.a.buffer, gemm.b.buffer):
+            for tile in tiles & {gemm.a.buffer, gemm.b.buffer}:
                 reason = self._fault(tile, tiles)
                 behind = self._tensors({tile}) if not reason else ()
                 reason = reason or next(
@@ -222,7 +223,7 @@ class _Bytes(Rebuilder):
                 stmt = replace(stmt, src=self._region(stmt.src), dst=self._region(stmt.dst))
             case nodes.Fill() if stmt.dst.buffer in self.bytes_of:
                 stmt = replace(stmt, dst=self._region(stmt.dst), value=const(0, BYTE))
-            case Gemm(factors=(_, _)):
+            case Gemm(factors=(_, _)) if stmt.a.buffer in self.bytes_of:
                 kind = str(stmt.a.buffer.dtype)
                 stmt = replace(stmt, a=self._region(stmt.a), b=self._region(stmt.b), pairs_of=kind)
             case _:

@@ -160,10 +160,15 @@ FACTORS_OF_B = {
 FOUR_BITS = {0.5: 1, 1: 2, 2: 4, 4: 6}  # of float4_e2m1fn (OCP Microscaling Formats 1.0, table 5)
 
 
-def scaled_products(x, y, fa, fb, selectors=(0, 0)):
+NVFP4 = ("float4_e2m1fn", "float4_e2m1fn", "float8_e4m3fn")
+MXFP4 = ("float4_e2m1fn", "float4_e2m1fn", "float8_e8m0fnu")
+MXFP8 = ("float8_e4m3fn", "float8_e4m3fn", "float8_e8m0fnu")
+
+
+def scaled_products(x, y, fa, fb, selectors=(0, 0), kinds=NVFP4, first=0):
     """Return the sums [case, 32, 4] of cases of registers and factors of each lane."""
     d = np.zeros((len(x), 32, 4), np.float32)
-    product = I.mma_scaled(*selectors)
+    product = I.mma_scaled(*kinds, *selectors, first)
     body = f"""
       int t = blockIdx.x * 32 + threadIdx.x;
       {product.name}(d + t * 16, x + t * 16, y + t * 8, fa[t], fb[t]);"""
@@ -228,6 +233,34 @@ def test_who_gives_the_factors(selectors):
                 for other in range(16 if side else 8):
                     place = at(other, index) if side else at(index, other)
                     expected[place] = 16 * values[byte]
+            np.testing.assert_array_equal(more[number], expected)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    ("kinds", "first", "count", "one"), [(MXFP4, 2, 2, 0x22222222), (MXFP8, 3, 1, 0x38383838)]
+)
+def test_which_bytes_are_factors(kinds, first, count, one):
+    """Of factors of 2 ** (byte - 127) an instruction takes two, or one, from a byte of words on.
+
+    PTX ISA 9.1, 9.7.14.5.14: .scale_vec::2X and ::1X; which lanes as above (for m16n8k32 CUTLASS:
+    SM120_16x8x32_TN_VS, the same SFALayout and SFBLayout).
+    """
+    depth = 64 if count == 2 else 32
+    for side, lanes in ((0, FACTORS_OF_A[1]), (1, FACTORS_OF_B[2])):
+        cases = [(lane, byte) for lane in range(32) for byte in range(4)]
+        x, y = np.full((len(cases), 32, 4), one, "u4"), np.full((len(cases), 32, 2), one, "u4")
+        given = [np.full((len(cases), 32), 0x7F7F7F7F, "u4") for _ in range(2)]
+        for number, (lane, byte) in enumerate(cases):
+            given[side][number, lane] += 2 << 8 * byte  # 2 ** 2 in place of 1
+        more = scaled_products(x, y, *given, (1, 2), kinds, first) - depth
+        for number, (lane, byte) in enumerate(cases):
+            expected = np.zeros((32, 4), np.float32)
+            if lane in lanes and first <= byte < first + count:
+                index = lanes.index(lane)
+                for other in range(16 if side else 8):
+                    place = at(other, index) if side else at(index, other)
+                    expected[place] = 3 * depth // count
             np.testing.assert_array_equal(more[number], expected)
 
 

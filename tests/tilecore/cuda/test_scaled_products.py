@@ -20,30 +20,34 @@ from tilecore.passes.pipeline import run_passes
 from tilecore.target import parse_target
 
 CHUNKS = "blockscaled_chunk_kmajor"
-KIND = "float4_e2m1fn"
+KIND, E4M3, E8M0 = "float4_e2m1fn", "float8_e4m3fn", "float8_e8m0fnu"
 INSTRUCTION = "kind::mxf4nvf4.block_scale.scale_vec::4X"
 
 
-def product(size, block, layout="rowmajor", threads=128, stages=2, *, kind=KIND, share=16, more=()):
+def product(
+    size, block, layout="rowmajor", threads=128, stages=2, *, kind=KIND, share=16, factors=E4M3,
+    more=(),
+):  # fmt: skip
     """Return a program.
 
     ``more``: "read" (elements of A one by one), "elsewhere" (C in shared memory), "nests" (factors
     are copied by nests).
     """
     (M, N, K), (bM, bN, bK) = size, block
-    words, steps = bK // 64, K // bK
+    kinds = kind if isinstance(kind, tuple) else (kind, kind)
+    words, steps = -(-bK // share // 4), K // bK
     rows = [-(-n // b) * b for n, b in ((M, bM), (N, bN))]  # factors of whole tiles
 
     @T.prim_func
     def main(
-        A: T.Tensor((M, K), kind),
-        B: T.Tensor((N, K), kind),
+        A: T.Tensor((M, K), kinds[0]),
+        B: T.Tensor((N, K), kinds[1]),
         SFA: T.Tensor((steps, rows[0], words), "uint32"),
         SFB: T.Tensor((steps, rows[1], words), "uint32"),
         C: T.Tensor((M, N), "float32"),
     ):
         with T.Kernel(T.ceildiv(N, bN), T.ceildiv(M, bM), threads=threads) as (bx, by):
-            a, b = T.alloc_shared((bM, bK), kind), T.alloc_shared((bN, bK), kind)
+            a, b = T.alloc_shared((bM, bK), kinds[0]), T.alloc_shared((bN, bK), kinds[1])
             sfa = T.alloc_shared((bM, words), "uint32")
             sfb = T.alloc_shared((bN, words), "uint32")
             if "elsewhere" in more:
@@ -63,8 +67,9 @@ def product(size, block, layout="rowmajor", threads=128, stages=2, *, kind=KIND,
                     T.copy(SFA[k, by * bM, 0], sfa)
                     T.copy(SFB[k, bx * bN, 0], sfb)
                 T.mma_gemm_blockscaled(
-                    a, b, c, sfa, sfb, transpose_B=True, k_start=k * bK, sf_a_granularity_k=share,
-                    sf_b_granularity_k=share, sf_layout=layout, clear_accum=k == 0,
+                    a, b, c, sfa, sfb, transpose_B=True, clear_accum=k == 0, k_start=k * bK,
+                    sf_a_granularity_k=share, sf_b_granularity_k=share, sf_layout=layout,
+                    sf_dtype=factors,
                 )  # fmt: skip
                 if "read" in more:
                     for i in T.Parallel(bM):
@@ -75,30 +80,38 @@ def product(size, block, layout="rowmajor", threads=128, stages=2, *, kind=KIND,
     return main
 
 
-def operands(rng, size, block, layout="rowmajor"):
+def operands(rng, size, block, layout="rowmajor", kind=KIND, share=16, factors=E4M3):
     """Return (arguments but for C, A times its factors, B times its factors)."""
     (M, N, K), (bM, bN, bK) = size, block
+    kinds = kind if isinstance(kind, tuple) else (kind, kind)
     given, words, scaled = [], [], []
-    for rows, height in ((M, bM), (N, bN)):
-        codes = rng.integers(0, 16, (rows, K)).astype(np.uint8)
-        bits = rng.integers(0, 0x7F, (-(-rows // height) * height, K // 16)).astype(np.uint8)
-        factors = bits.view(ml_dtypes.float8_e4m3fn).astype(np.float64)[:rows]
-        given.append(codes[:, ::2] | codes[:, 1::2] << 4)
-        found = packed(bits).reshape(len(bits), K // bK, bK // 64).transpose(1, 0, 2)
+    for rows, height, name in ((M, bM, kinds[0]), (N, bN, kinds[1])):
+        if name == KIND:
+            codes = rng.integers(0, 16, (rows, K)).astype(np.uint8)
+            given.append(codes[:, ::2] | codes[:, 1::2] << 4)
+            values = codes.view(ml_dtypes.float4_e2m1fn).astype(np.float64)
+        else:
+            given.append(rng.normal(size=(rows, K)).astype(getattr(ml_dtypes, name)))
+            values = given[-1].astype(np.float64)
+        low, high = (0, 0x7F) if factors == E4M3 else (117, 137)
+        count = -(-bK // share // 4) * 4  # of a row of a tile: the last word may have less
+        padded = -(-rows // height) * height
+        bits = rng.integers(low, high, (padded, K // bK, count)).astype(np.uint8)
+        scales = bits.view(getattr(ml_dtypes, factors)).astype(np.float64)[..., : bK // share]
+        found = packed(bits.reshape(padded, -1)).reshape(padded, K // bK, -1).transpose(1, 0, 2)
         order = in_chunks if layout == CHUNKS else np.ascontiguousarray
         words.append(np.stack([order(np.ascontiguousarray(t)) for t in found]))
-        values = codes.view(ml_dtypes.float4_e2m1fn).astype(np.float64)
-        scaled.append(values * np.repeat(factors, 16, axis=1))
+        scaled.append(values * np.repeat(scales.reshape(padded, -1)[:rows], share, axis=1))
     return [*given, *words], *scaled
 
 
-def check(func, size, block, layout="rowmajor", schedules=(LATE,)):
-    """Run a program on the emulator and compare; return the plan of its product."""
-    given, a, b = operands(np.random.default_rng(0), size, block, layout)
+def check(func, size, block, layout="rowmajor", schedules=(LATE,), **kinds):
+    """Run a program on the emulator and compare; return the plans of its launch and product."""
+    given, a, b = operands(np.random.default_rng(0), size, block, layout, **kinds)
     c = np.full(size[:2], 77, np.float32)
     plan = run_emulated(func, "rtx5090", [*given, c], schedules)
     bound = np.abs(a) @ np.abs(b).T  # sums are rounded once an instruction
-    assert (np.abs(c - a @ b.T) <= 2.0**-23 * (size[2] // 64 + 1) * bound).all()
+    assert (np.abs(c - a @ b.T) <= 2.0**-23 * (size[2] // 32 + 1) * bound).all()
     (launch,) = plan.launches.values()
     (found,) = launch.gemms.values()
     return launch, found
@@ -127,6 +140,28 @@ def test_sums_are_those_of_float64(size, block, threads, layout):
     for tile in tiles:  # two elements to a byte, chunks of 16 bytes in different banks
         assert tile.shape[1] == block[2] // 2
         assert tile.swizzle_bytes == min(128, block[2] // 2)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    ("kind", "block", "layout"),
+    [
+        (KIND, (128, 128, 256), CHUNKS),  # MXFP4: two instructions for each word
+        (KIND, (48, 24, 192), "rowmajor"),  # the last word has half of its factors
+        (E4M3, (128, 128, 128), CHUNKS),  # MXFP8: four
+        ((E4M3, "float8_e5m2"), (48, 24, 96), "rowmajor"),  # three
+        (("float8_e5m2", "float8_e5m2"), (16, 8, 256), "rowmajor"),
+    ],
+)
+def test_factors_that_are_powers_of_two(kind, block, layout):
+    size, kinds = (100, 56, 2 * block[2]), {"kind": kind, "share": 32, "factors": E8M0}
+    func = product(size, block, layout, 32 if block[0] < 64 else 128, **kinds)
+    _, found = check(func, size, block, layout, ALL_SCHEDULES, **kinds)
+    assert found.kind == "scaled"
+    assert found.a.source == found.b.source == "ldmatrix"
+    _, _, source = lowered(func, "rtx5090")
+    form, count = ("mxf4", 2) if kind == KIND else ("mxf8f6f4", 1)
+    assert f"kind::{form}.block_scale.scale_vec::{count}X" in source.text
 
 
 def test_sums_in_shared_memory_and_steps_of_one_tile():
@@ -175,8 +210,9 @@ def test_the_machine_code():
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"kind": "float8_e5m2"}, "for float8_e5m2 x float8_e5m2"),
-        ({"share": 32}, "16 elements share a factor of mma, not 32"),
+        ({"kind": "float8_e5m2"}, "x float8_e5m2 with factors of float8_e4m3fn for 16 elements"),
+        ({"kind": E4M3, "factors": E8M0}, "with factors of float8_e8m0fnu for 16 elements each"),
+        ({"share": 32}, "with factors of float8_e4m3fn for 32 elements each"),
         ({"block": (128, 60, 128)}, "not a multiple of 16x8x64"),
         ({"threads": 48}, "48 threads are no whole warps"),
         ({"more": ("read",)}, "is used by Store as elements of 4 bits"),

@@ -5,10 +5,10 @@
 #include <cstring>
 
 namespace emu {
-enum Type { F16, BF16, TF32, F32, F64, E4M3, E5M2, E4M3Z, E5M2Z, S8, U8, S4, U4, S32, U32, E2M1, UE4M3 };
+enum Type { F16, BF16, TF32, F32, F64, E4M3, E5M2, E4M3Z, E5M2Z, S8, U8, S4, U4, S32, U32, E2M1, UE4M3, UE8M0 };
 
 inline int width(int type) {  // in bits
-  static const int widths[] = {16, 16, 32, 32, 64, 8, 8, 8, 8, 8, 8, 4, 4, 32, 32, 4, 8};
+  static const int widths[] = {16, 16, 32, 32, 64, 8, 8, 8, 8, 8, 8, 4, 4, 32, 32, 4, 8, 8};
   return widths[type];
 }
 inline bool is_integer(int type) { return type >= S8 && type <= U32; }

@@ -55,7 +55,8 @@ def product_in_words(plan: GemmPlan) -> str:
     size = (plan.size[0], plan.size[1], plan.size[2] * each)
     how = "fma" if plan.kind == "fma" else f"{plan.kind}.m{m}n{n}k{k}"
     if plan.kind == "scaled":
-        how = f"mma.m{m}n{n}k{k} of {plan.stmt.pairs_of} with factors (.block_scale)"
+        kind = plan.stmt.pairs_of or plan.stmt.a.dtype
+        how = f"mma.m{m}n{n}k{k} of {kind} with factors (.block_scale)"
     if plan.kind == "quads":
         how = "mma.m8n8k4 by four quad pairs of a warp"
     how += f" ({plan.reason})" if plan.reason else ""

@@ -10,6 +10,7 @@ from typing import Any
 from tilecore.ir import nodes
 from tilecore.ir.fold import REDUCE_OPS, REDUCER_OPS, SCAN_OPS
 from tilecore.ir.nodes import Stmt
+from tilecore.ir.scaled_gemm import FACTORS
 
 SCHEMA = 1
 MOST_NODES = 100_000
@@ -64,9 +65,9 @@ STATEMENTS: Mapping[str, Form] = {
         nodes.Gemm,
         {"a": "region", "b": "region", "c": "region", "transpose_a": "flag", "transpose_b": "flag",
          "clear_accum": "expr", "policy": "text", "is_async": "flag", "in_group": "flag",
-         "in_pair": "flag", "factors": "regions", "sharing": "ints", "in_chunks": "flag",
-         "pairs_of": "text"},
-        {"pairs_of": ("",)},  # of what passes make alone
+         "in_pair": "flag", "factors": "regions", "sharing": "ints",
+         "factor_type": "text", "in_chunks": "flag", "pairs_of": "text"},
+        {"factor_type": FACTORS, "pairs_of": ("",)},  # pairs: passes make them alone
     ),
     "reduce": Form(
         nodes.Reduce,
