@@ -40,19 +40,19 @@ class _Candidates:
     """What the unit may multiply.
 
     Attributes:
-        kept: the products.
+        kept: the products, in the order of the program.
         uses: the statements that use a buffer, but for those around them.
         reasons: why the unit cannot multiply others.
     """
 
-    kept: set[Gemm]
+    kept: dict[Gemm, None]
     uses: Mapping[Buffer, list[Stmt]]
     reasons: dict[Gemm, str]
 
     @classmethod
     def of(cls, func: PrimFunc, target: GpuTarget) -> _Candidates:
         """Return the products that suit, with tiles and tensors that nothing else uses."""
-        made = cls(set(), _uses(func), {})
+        made = cls({}, _uses(func), {})
         for launch in walk(func.body):
             if not isinstance(launch, KernelLaunch):
                 continue
@@ -71,7 +71,7 @@ class _Candidates:
         if reason:
             self.reasons[gemm] = reason
         else:
-            self.kept.add(gemm)
+            self.kept[gemm] = None
 
     @property
     def tiles(self) -> set[Buffer]:
@@ -92,21 +92,17 @@ class _Candidates:
     def _drop_one(self) -> bool:
         """Drop a product of which a tile, or a tensor behind it, has other uses."""
         tiles = self.tiles
-        tensors = self._tensors(tiles)
         for gemm in self.kept:
-            for tile in tiles & {gemm.a.buffer, gemm.b.buffer}:
-                reason = self._fault(tile, tiles)
-                behind = self._tensors({tile}) if not reason else ()
-                reason = reason or next(
-                    (r for t in behind if (r := self._fault_of_tensor(t, tiles, tensors))), ""
-                )
+            for tile in (gemm.a.buffer, gemm.b.buffer):
+                reason = self._fault(tile, tiles) if tile in tiles else ""
                 if reason:
-                    self.kept.discard(gemm)
+                    del self.kept[gemm]
                     self.reasons[gemm] = reason
                     return True
         return False
 
     def _fault(self, tile: Buffer, tiles: Collection[Buffer]) -> str:
+        """Return why a tile, or a tensor that it is copied from, cannot be bytes, or ""."""
         for stmt in self.uses[tile]:
             match stmt:
                 case nodes.Alloc(buffer=buffer) if buffer is tile and _has_bytes(tile):
@@ -115,28 +111,29 @@ class _Candidates:
                     continue
                 case Gemm() if stmt in self.kept and _is_halved(stmt.a) and _is_halved(stmt.b):
                     continue
-                case Copy() if (
-                    stmt.dst.buffer is tile
-                    and stmt.src.buffer.dtype == tile.dtype
-                    and stmt.src.buffer not in tiles
-                    and _is_halved(stmt.src)
-                    and _is_halved(stmt.dst)
+                case Copy(src=src, dst=dst) if (
+                    dst.buffer is tile
+                    and src.buffer.dtype == tile.dtype
+                    and _is_halved(src)
+                    and _is_halved(dst)
                 ):
-                    continue
+                    if reason := self._fault_of_tensor(src.buffer, tiles):
+                        return reason
                 case _:
-                    kind = type(stmt).__name__
-                    return f"`{tile.name}` is used by {kind} as elements of 4 bits"
+                    return f"`{tile.name}` is used by {_name(stmt)} as elements of 4 bits"
         return ""
 
-    def _fault_of_tensor(
-        self, tensor: Buffer, tiles: Collection[Buffer], tensors: Collection[Buffer]
-    ) -> str:
+    def _fault_of_tensor(self, tensor: Buffer, tiles: Collection[Buffer]) -> str:
         if tensor.scope != "global" or tensor.base is not None or tensor.address is not None:
             return f"`{tensor.name}` is no tensor of the caller's"
         for stmt in self.uses[tensor]:
             if not isinstance(stmt, Copy) or stmt.dst.buffer not in tiles:
-                return f"`{tensor.name}` is used by {type(stmt).__name__} as elements of 4 bits"
-        return "" if tensor in tensors and _has_bytes(tensor) else f"`{tensor.name}` has odd rows"
+                return f"`{tensor.name}` is used by {_name(stmt)} as elements of 4 bits"
+        return "" if _has_bytes(tensor) else f"`{tensor.name}` has odd rows"
+
+
+def _name(stmt: Stmt) -> str:
+    return type(stmt).__name__
 
 
 def _uses(func: PrimFunc) -> dict[Buffer, list[Stmt]]:
@@ -189,7 +186,7 @@ def _is_halved(region: Region) -> bool:
 def _has_bytes(buffer: Buffer) -> bool:
     """Return whether the rows of a buffer are bytes."""
     last = int_value(buffer.shape[-1])
-    return (last is None or last % 2 == 0) and buffer.reducer is None
+    return (last is None or last % 2 == 0) and buffer.reducer is None and buffer.lanes == 1
 
 
 def _as_bytes(buffer: Buffer) -> Buffer:
