@@ -9,6 +9,7 @@ from tests.tilecore.cuda.emulated import lowered, run_emulated
 from tests.tilecore.test_gemm_blockscaled import in_chunks, packed
 from tilecore.codegen.cubin import read_features
 from tilecore.codegen.nvrtc import compile_cuda
+from tilecore.codegen.order_proof import ENOUGH, order_programs
 from tilecore.emulator import ALL_SCHEDULES, LATE
 from tilecore.gpu_compiler import passes_for
 from tilecore.inference.gpu.banks import bank_uses
@@ -16,6 +17,9 @@ from tilecore.inference.gpu.options import GpuOptions
 from tilecore.interpreter import run
 from tilecore.ir.nodes import Gemm
 from tilecore.ir.visitor import walk
+from tilecore.ordering import check as check_order
+from tilecore.ordering import without
+from tilecore.ordering.check import acts
 from tilecore.passes.pipeline import run_passes
 from tilecore.target import parse_target
 
@@ -178,6 +182,26 @@ def test_factors_that_nests_copy_run_ahead():
     assert found.kind == "scaled"
     (pipeline,) = launch.pipelines.values()
     assert len(pipeline.copies) == len(pipeline.boxes) == 4
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("block", [(128, 128, 256), (48, 24, 64)])
+def test_the_proof_of_order_knows_what_is_read(block):
+    """Whatever orders in the loop is missed: by boxes of four tiles, and by copies of threads."""
+    size = (2 * block[0], block[1], 4 * block[2])
+    func = product(size, block, threads=128 if block[0] == 128 else 32)
+    (kernel,) = order_programs(lowered(func, "rtx5090", is_ordered=False)[1])
+    assert not check_order(kernel, ENOUGH)
+    inside = acts(kernel, inside_loops=True)
+    spare = [a for a in inside if not check_order(without(kernel, a), ENOUGH)]
+    # Four tiles are freed together: who waits until one is free need not wait for the others.
+    texts = [kernel.sites[a.site].text for a in spare]
+    assert texts == (["barrier_wait"] * 3 if block[0] == 128 else [])
+    assert {kernel.sites[a.site].text for a in inside} >= (
+        {"barrier_wait", "barrier_expect", "barrier_arrive"}
+        if block[0] == 128
+        else {"cp_async_commit", "sync_threads"}
+    )
 
 
 @pytest.mark.parametrize(
