@@ -30,6 +30,7 @@ from tilecore.ir.clusters import refuse_clusters
 from tilecore.ir.expr import Expr, Pointer, Var, int_value
 from tilecore.ir.nodes import Assert, Buffer, PrimFunc, Wait
 from tilecore.ir.printer import Namer, format_expr, format_func, program_digest
+from tilecore.ir.scaled_gemm import without_factors
 from tilecore.ir.vendor import refuse_cuda_source
 from tilecore.ir.verifier import verify
 from tilecore.ir.visitor import buffers_of, walk
@@ -152,8 +153,9 @@ def _plan_cpu(
     verify(func)
     refuse_cuda_source(func, target.name)
     refuse_clusters(func)
-    check_tile_bounds(func)
-    check_races(func)
+    plain = without_factors(func)
+    check_tile_bounds(plain)
+    check_races(plain)
     see("source", func)
     options = CpuOptions.parse(knobs, target, func.attrs)
     func = run_passes(func, observer, cpu_pipeline(target, options))

@@ -23,10 +23,11 @@ from tilecore.ir.clusters import refuse_clusters
 from tilecore.ir.expr import Expr, int_value
 from tilecore.ir.nodes import Alloc, PrimFunc
 from tilecore.ir.printer import Namer, format_expr, format_func
+from tilecore.ir.scaled_gemm import without_factors
 from tilecore.ir.vendor import refuse_cuda_source
 from tilecore.ir.verifier import verify
 from tilecore.ir.visitor import walk
-from tilecore.passes import aligned, panels, persistent, tensor_memory
+from tilecore.passes import aligned, panels, persistent, scaled_products, tensor_memory
 from tilecore.passes.pipeline import GPU_PIPELINE, Pass, run_passes
 from tilecore.tile_config import KnobValue
 
@@ -191,8 +192,9 @@ def plan_gpu(
         refuse_cuda_source(func, target.name)
     if not target.has_clusters:
         refuse_clusters(func)
-    check_tile_bounds(func)
-    check_races(func)
+    plain = without_factors(func)
+    check_tile_bounds(plain)
+    check_races(plain)
     see("source", func)
     func, plan = _plan(func, target, observer, GpuOptions.parse(knobs or {}, func.attrs))
     see("inference", plan)
@@ -233,7 +235,8 @@ def _passed(
 
 def passes_for(target: GpuTarget, options: GpuOptions) -> tuple[tuple[str, Pass], ...]:
     """Return the passes of a target, in order."""
-    found = list(GPU_PIPELINE)
+    scaled: Pass = functools.partial(scaled_products.run, target=target)
+    found = [("scaled_products", scaled), *GPU_PIPELINE]
     if target.kind == "cuda":
         order: list[tuple[str, Pass]] = [("panels", functools.partial(panels.run, target=target))]
         if target.has_wgmma:

@@ -125,6 +125,11 @@ class GpuTarget:
         return self.has("sm_90")
 
     @property
+    def scales_blocks(self) -> bool:
+        """Whether a warp multiplies matrices of 4-bit floats times factors (mma .block_scale)."""
+        return self.has("sm_120a")
+
+    @property
     def has_tcgen05(self) -> bool:
         """Whether one thread multiplies matrices in shared memory into tensor memory."""
         return self.has("sm_100a")

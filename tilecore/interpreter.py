@@ -31,6 +31,7 @@ from tilecore.ir.nodes import PrimFunc, Region, Stmt
 from tilecore.ir.packed import (
     memory_of,
 )
+from tilecore.ir.scaled_gemm import without_factors
 from tilecore.ir.vendor import refuse_cuda_source
 
 
@@ -62,6 +63,7 @@ def run(
     """
     refuse_clusters(func)
     refuse_cuda_source(func, "interpreter (NumPy)")
+    func = without_factors(func)
     machine = _Machine(func, None if seed is None else np.random.default_rng(seed))
     for var, value in (values or {}).items():
         machine.evaluate.set(var, value)

@@ -15,7 +15,7 @@ from tests.recommender import user_programs
 from tests.tilecore.document_faults import damaged, flipped, generator, parsed
 from tests.tilecore.program_generator import programs
 from tilecore import compiler, interpreter, kernels
-from tilecore.errors import InvalidDocument, ShapeMismatch, TileError
+from tilecore.errors import InvalidDocument, ShapeMismatch, TileError, TypeMismatch
 from tilecore.ir import nodes
 from tilecore.ir.document import canonical_bytes, digest, read, write
 from tilecore.ir.document.checks import Limits
@@ -164,6 +164,43 @@ def test_layouts_hints_and_odd_numbers():
 
     assert isinstance(layout(found), Layout)
     assert layout(found).equals(layout(swizzled))
+
+
+def test_products_with_factors():
+    @T.prim_func
+    def scaled(A: T.Tensor((128, 128), "float8_e5m2"), C: T.Tensor((128, 128), "float32")):
+        with T.Kernel(1, threads=128):
+            a = T.alloc_shared((128, 128), "float8_e5m2")
+            words, c = T.alloc_shared((128, 2), "uint32"), T.alloc_fragment((128, 128), "float32")
+            T.copy(A, a)
+            T.fill(words, 0x38383838)
+            T.clear(c)
+            T.mma_gemm_blockscaled(
+                a, a, c, words, words, transpose_B=True, k_start=0, sf_a_granularity_k=16,
+                sf_b_granularity_k=32, sf_layout="blockscaled_chunk_kmajor",
+            )  # fmt: skip
+            T.copy(c, C)
+
+    document = write(scaled)
+    same(again(scaled), scaled)
+    (product,) = (s for s in document["body"]["stmts"][0]["body"]["stmts"] if s["node"] == "gemm")
+    assert product["sharing"] == [16, 32]
+    for changes, message in (
+        ({"factors": product["factors"][:1]}, "no factors, or those of a and of b"),
+        ({"sharing": [16]}, "no factors, or those of a and of b"),
+        ({"factors": [], "sharing": []}, "factors in chunks"),
+        ({"pairs_of": "int4"}, "pairs_of"),
+        ({"factor_type": "float16"}, "factor_type"),
+    ):
+        kept = dict(product)
+        product.update(changes)
+        with pytest.raises(InvalidDocument, match=message):
+            read(document)
+        product.clear()
+        product.update(kept)
+    product["sharing"] = [16, 24]
+    with pytest.raises(TypeMismatch, match="a multiple of 16 elements that share a factor"):
+        read(document)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), -0.0, 1e-45, 0.1])

@@ -140,6 +140,49 @@ def test_factors_in_shared_memory(run_both, layout, kind):
     run_both(main, [*given, *tiles], outputs, [left @ right.T], rtol=1e-4, atol=1e-2)
 
 
+@pytest.mark.few(1)
+@pytest.mark.parametrize("kind", ["float4_e2m1fn", "float8_e4m3fn"])
+def test_factors_that_are_powers_of_two(run_both, kind):
+    M, N, K, size = 64, 32, 256, 32
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((M, K), kind),
+        B: T.Tensor((N, K), kind),
+        SFA: T.Tensor((M, K // size // 4), "uint32"),
+        SFB: T.Tensor((N, K // size // 4), "uint32"),
+        C: T.Tensor((M, N), "float32"),
+    ):
+        with T.Kernel(1, threads=128):
+            a, b = T.alloc_shared((M, K), kind), T.alloc_shared((N, K), kind)
+            sfa = T.alloc_shared((M, K // size // 4), "uint32")
+            sfb = T.alloc_shared((N, K // size // 4), "uint32")
+            c = T.alloc_fragment((M, N), "float32")
+            for source, tile in ((A, a), (B, b), (SFA, sfa), (SFB, sfb)):
+                T.copy(source, tile)
+            T.mma_gemm_blockscaled(
+                a, b, c, sfa, sfb, transpose_B=True, clear_accum=True, k_start=0,
+                sf_a_granularity_k=size, sf_b_granularity_k=size, sf_dtype="float8_e8m0fnu",
+            )  # fmt: skip
+            T.copy(c, C)
+
+    codes = [rng.integers(120, 134, (n, K // size)).astype(np.uint8) for n in (M, N)]
+    if kind == "float4_e2m1fn":
+        bits = [rng.integers(0, 16, (n, K)).astype(np.uint8) for n in (M, N)]
+        given = [b[:, ::2] | b[:, 1::2] << 4 for b in bits]
+        values = [b.view(ml_dtypes.float4_e2m1fn).astype(np.float64) for b in bits]
+    else:
+        given = [rng.normal(size=(n, K)).astype(ml_dtypes.float8_e4m3fn) for n in (M, N)]
+        values = [g.astype(np.float64) for g in given]
+    left, right = (
+        v * np.repeat(2.0 ** (c.astype(np.float64) - 127), size, axis=1)
+        for v, c in zip(values, codes, strict=True)
+    )
+    outputs = [np.zeros((M, N), np.float32)]
+    inputs = [*given, *map(packed, codes)]
+    run_both(main, inputs, outputs, [left @ right.T], rtol=1e-4, atol=1e-2)
+
+
 def test_bad_use_is_named():
     def kernel(body, blocks=1):
         @T.prim_func
@@ -156,11 +199,11 @@ def test_bad_use_is_named():
         T.tcgen05_cp_warpx4(words, tile, use_2cta=both)
 
     @T.macro
-    def product(C, layout):
+    def product(C, layout, factors="float8_e4m3fn"):
         a, s = T.alloc_shared((128, 64), "float8_e4m3fn"), T.alloc_shared((128, 1), "uint32")
         T.mma_gemm_blockscaled(
             a, a, C, s, s, transpose_B=True, k_start=0, sf_a_granularity_k=16,
-            sf_b_granularity_k=16, sf_layout=layout,
+            sf_b_granularity_k=16, sf_layout=layout, sf_dtype=factors,
         )  # fmt: skip
 
     with pytest.raises(ShapeMismatch, match="one axis, a multiple of 128"):
@@ -171,3 +214,5 @@ def test_bad_use_is_named():
         kernel(lambda C: moved(C, 128, "uint32", True), 2)
     with pytest.raises(TypeMismatch, match="sf_layout rowmajor or blockscaled_chunk_kmajor"):
         kernel(lambda C: product(C, "swizzled"))
+    with pytest.raises(TypeMismatch, match="sf_dtype float8_e4m3fn or float8_e8m0fnu"):
+        kernel(lambda C: product(C, None, "float16"))

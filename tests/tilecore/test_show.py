@@ -31,11 +31,11 @@ def test_all_stages_at_once(kernel) -> None:
     shown = kernel.show()
     names = [line.split()[2] for line in shown.splitlines() if line.startswith("# --- ")]
     assert names == [
-        "source", "guard_tiles", "hoist_views", "serialize_threads", "vectorize_threads",
-        "drop_stages", "settle", "guarded_loads", "fold_clear", "live_rows", "split_tiles",
-        "join_blocks", "own_tiles", "few_rows", "inference", "tir",
+        "source", "scaled_products", "guard_tiles", "hoist_views", "serialize_threads",
+        "vectorize_threads", "drop_stages", "settle", "guarded_loads", "fold_clear", "live_rows",
+        "split_tiles", "join_blocks", "own_tiles", "few_rows", "inference", "tir",
     ]  # fmt: skip
-    assert shown.count("(unchanged)") == 11
+    assert shown.count("(unchanged)") == 12
 
 
 @pytest.mark.parametrize(
@@ -58,5 +58,5 @@ def test_the_code_of_gpus_has_its_text(target, stage, word) -> None:
 
 
 def test_an_unknown_stage_is_refused(kernel) -> None:
-    with pytest.raises(TypeMismatch, match=r"source, guard_tiles.*found 'ptx'"):
+    with pytest.raises(TypeMismatch, match=r"source, scaled_products, guard_tiles.*found 'ptx'"):
         kernel.show("ptx")

@@ -15,7 +15,7 @@ from tilecore.inference.gpu.banks import bank_uses
 from tilecore.ir.nodes import PrimFunc
 from tilecore.ir.printer import program_digest
 
-MATRIX_OPCODES = ("HGMMA", "IGMMA", "QGMMA", "HMMA", "IMMA", "QMMA", "DMMA")
+MATRIX_OPCODES = ("HGMMA", "IGMMA", "QGMMA", "HMMA", "IMMA", "QMMA", "OMMA", "DMMA")
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from tilecore.ir.nodes import (
     Store,
     While,
 )
+from tilecore.ir.scaled_gemm import without_factors
 from tilecore.ir.visitor import has_loads
 
 LIVE_SCOPES = ("shared", "fragment", "local")
@@ -49,6 +50,7 @@ def build(func: PrimFunc) -> TileGraph:
     Raises:
         TypeMismatch: it launches CUDA source (TC202).
     """
+    func = without_factors(func)
     for stmt in _flatten(func.body):
         if isinstance(stmt, SourceLaunch):
             raise TypeMismatch(

@@ -56,7 +56,7 @@ class Context:
 @dataclass(frozen=True, slots=True, eq=False)
 class Use:
     """One access of ``buffer`` by ``stmt``. role: copy-src, copy-dst, fill, gemm-a, gemm-b, gemm-c,
-    fold-src, fold-dst, load, store, atomic.
+    gemm-factors, fold-src, fold-dst, load, store, atomic.
     """
 
     buffer: Buffer
@@ -118,6 +118,8 @@ def _own_uses(stmt: Stmt) -> Iterator[tuple[Buffer, str, Region | None]]:
             yield a.buffer, "gemm-a", a
             yield b.buffer, "gemm-b", b
             yield c.buffer, "gemm-c", c
+            for factors in stmt.factors:
+                yield factors.buffer, "gemm-factors", factors
         case Reduce(src=src, dst=dst) | Scan(src=src, dst=dst):
             yield src.buffer, "fold-src", src
             yield dst.buffer, "fold-dst", dst

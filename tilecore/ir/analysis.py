@@ -23,8 +23,8 @@ def reads(stmt: Stmt) -> list[Buffer]:
     match stmt:
         case nodes.Copy(src=src) | nodes.Scan(src=src):
             found.append(src.buffer)
-        case nodes.Gemm(a=a, b=b, c=c):
-            found += [a.buffer, b.buffer, c.buffer]
+        case nodes.Gemm(a=a, b=b, c=c, factors=factors):
+            found += [a.buffer, b.buffer, c.buffer, *(f.buffer for f in factors)]
         case nodes.Reduce(src=src, dst=dst, clear=clear):
             found += [src.buffer] if clear else [src.buffer, dst.buffer]
         case nodes.Atomic(buffer=buffer) | nodes.Arrive(buffer=buffer) | nodes.Wait(buffer=buffer):

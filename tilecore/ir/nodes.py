@@ -12,6 +12,7 @@ Grammar::
            | ClusterCopy(copy, block, mask, barrier)   a copy into other blocks of the cluster
            | Fill(dst, value)
            | Gemm(a, b, c, transpose_a, transpose_b, clear_accum)   c (+)= op(a) @ op(b)
+           | Gemm(.., factors, sharing)       elements times their factors; see ir/scaled_gemm.py
            | Reduce(op, src, dst, axes, clear)   dst (op)= src folded along axes; see ir/fold.py
            | Scan(op, src, dst, axis, reverse)   dst = running fold of src along an axis
            | Parallel(loop_vars, extents, body)              iterations independent
@@ -59,6 +60,7 @@ SCOPES = ("global", "shared", "fragment", "local")
 LOOP_KINDS = ("serial", "pipelined", "unroll", "vectorized")
 THREADS = "threads"  # kind of a loop over the threads of a block, none of which sees another
 RUNS_ON = "runs_on"  # annotation of a copy
+NOTE = "note"  # key of an Annotate: what a pass has to say about a launch
 COALESCED_WIDTH = "coalesced_width"  # annotation of a Parallel: neighbours along its last loop
 SHUFFLES = ("shfl", "shfl_xor", "shfl_up", "shfl_down")
 COMBINERS = (
@@ -291,6 +293,11 @@ class Gemm(Stmt):
     that a or b may be written again. ``in_pair``: it is one of the blocks of ranks 2 i and 2 i + 1
     of a cluster together: op(b)[K, N / 2], the columns of the first block before those of the
     other; each has some rows, op(a)[M, K] and c[M, N]. The first block begins it, for both.
+
+    ``factors``: words of uint32 with what the elements of a and of b are multiplied by, or none:
+    ``ir/scaled_gemm.py`` says what that means. ``sharing``: how many elements along K of a and of b
+    share a factor. ``factor_type``: of these. ``in_chunks``: how the words lie. ``pairs_of``: the
+    type of which each byte of a and b holds two elements along K, or "".
     """
 
     a: Region
@@ -304,6 +311,11 @@ class Gemm(Stmt):
     is_async: bool = False
     in_group: bool = False
     in_pair: bool = False
+    factors: tuple[Region, ...] = ()
+    sharing: tuple[int, ...] = ()
+    factor_type: str = "float8_e4m3fn"
+    in_chunks: bool = False
+    pairs_of: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -435,7 +447,7 @@ class Annotate(Stmt):
     """A hint, which never changes the meaning.
 
     ``swizzle`` (panel_size, order, enable), ``layout`` (mapping Buffer -> Layout), or ``registers``
-    (of each thread that comes by, whether these are more than before).
+    (of each thread that comes by, whether these are more than before), or ``NOTE``, a text.
     """
 
     key: str

@@ -163,6 +163,11 @@ def _gemm(stmt: nodes.Gemm, namer: Namer) -> str:
     options += " async" if stmt.is_async else ""
     options += " in_group" if stmt.in_group else ""
     options += " by two blocks" if stmt.in_pair else ""
+    for factors, count in zip(stmt.factors, stmt.sharing, strict=True):
+        options += f" factors={_region(factors, namer)} of {count}"
+    options += f" ({stmt.factor_type})" if stmt.factor_type == "float8_e8m0fnu" else ""
+    options += " in chunks" if stmt.in_chunks else ""
+    options += f" pairs of {stmt.pairs_of}" if stmt.pairs_of else ""
     return f"gemm {_region(stmt.c, namer)} += {a} @ {b}{options}"
 
 

@@ -262,14 +262,10 @@ class _Checker:
         except ShapeMismatch as error:
             self.fault(error)
         a, b, c = (r.buffer for r in (stmt.a, stmt.b, stmt.c))
-        both_fp8 = a.dtype.startswith("float8") and b.dtype.startswith("float8")
-        both_bytes = {a.dtype, b.dtype} == {"int8", "uint8"}
-        if a.dtype != b.dtype and not both_fp8 and not both_bytes:
-            what = f"one element type for `{a.name}` and `{b.name}` in T.gemm"
-            self.fault(TypeMismatch(expected=what, found=f"{a.dtype} and {b.dtype}"))
-        if a.dtype.is_float != c.dtype.is_float or c.dtype == "bool":
-            what = f"an accumulator `{c.name}` of the kind of {a.dtype}"
-            self.fault(TypeMismatch(expected=what, found=c.dtype))
+        if stmt.factors:
+            self.factors(stmt)
+        else:
+            self.operands(a, b, c)
         if c.scope == "global":
             self.fault(
                 ScopeError(
@@ -278,6 +274,27 @@ class _Checker:
                 )
             )
         self.check_bool(stmt.clear_accum)
+
+    def factors(self, stmt: nodes.Gemm) -> None:
+        for factors, sharing in zip(stmt.factors, stmt.sharing, strict=True):
+            tile = factors.buffer
+            if tile.dtype != "uint32" or len(factors.extents) < 2:
+                what = f"rows of uint32 words in `{tile.name}`, the factors of a product"
+                found = f"{tile.dtype} {format_shape(factors.extents)}"
+                self.fault(TypeMismatch(expected=what, found=found))
+            if sharing < 16 or sharing % 16:
+                what = "a multiple of 16 elements that share a factor"
+                self.fault(TypeMismatch(expected=what, found=sharing))
+
+    def operands(self, a: Buffer, b: Buffer, c: Buffer) -> None:
+        both_fp8 = a.dtype.startswith("float8") and b.dtype.startswith("float8")
+        both_bytes = {a.dtype, b.dtype} == {"int8", "uint8"}
+        if a.dtype != b.dtype and not both_fp8 and not both_bytes:
+            what = f"one element type for `{a.name}` and `{b.name}` in T.gemm"
+            self.fault(TypeMismatch(expected=what, found=f"{a.dtype} and {b.dtype}"))
+        if a.dtype.is_float != c.dtype.is_float or c.dtype == "bool":
+            what = f"an accumulator `{c.name}` of the kind of {a.dtype}"
+            self.fault(TypeMismatch(expected=what, found=c.dtype))
 
     def reduce(self, stmt: nodes.Reduce) -> None:
         try:

@@ -75,8 +75,8 @@ def regions(stmt: Stmt) -> tuple[Region, ...]:
             return (src, dst)
         case Fill(dst=dst):
             return (dst,)
-        case Gemm(a=a, b=b, c=c):
-            return (a, b, c)
+        case Gemm(a=a, b=b, c=c, factors=factors):
+            return (a, b, c, *factors)
         case _:
             return ()
 

@@ -1,19 +1,18 @@
 """Block-scaled products: every few neighbours along K share a factor, four factors to a uint32.
 
-The operands are multiplied by their factors, which bfloat16 holds exactly (4 significant bits by 4
-at most), and then by each other. What prepares factors for the tensor memory of a GPU moves the
-same words here.
+``T.mma_gemm_blockscaled`` is a product with factors, which the matrix units of some GPUs multiply
+themselves (``ir/scaled_gemm.py`` says what it means everywhere else). The operands of
+``T.tcgen05_gemm_blockscaled`` are multiplied by their factors, which bfloat16 holds exactly (4
+significant bits by 4 at most), and then by each other. What prepares factors for the tensor memory
+of a GPU moves the same words here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
-from tilecore.errors import ShapeMismatch, TypeMismatch
+from tilecore.errors import ScopeError, ShapeMismatch, TypeMismatch
 from tilecore.frontend.builder import current
-from tilecore.ir.dtype import DType
 from tilecore.ir.expr import (
     Expr,
     ExprLike,
@@ -22,14 +21,24 @@ from tilecore.ir.expr import (
     as_bool,
     as_expr,
     binary,
-    cast,
     const,
     int_value,
-    reinterpret,
 )
+from tilecore.ir.gemm_shape import check_gemm_shape
 from tilecore.ir.indexing import format_shape, varying_axes
-from tilecore.ir.nodes import Alloc, Buffer, For, Parallel, Region, Store
+from tilecore.ir.nodes import Alloc, Buffer, Gemm, Parallel, Region, Store
 from tilecore.ir.polynomial import is_equal
+from tilecore.ir.scaled_gemm import (
+    CHUNK,
+    COLUMNS,
+    FACTORS,
+    LANES,
+    WORD,
+    Place,
+    Scaled,
+    factor_in,
+    kind_of,
+)
 from tilecore.language.barrier import alone
 from tilecore.language.copy import copy, region
 from tilecore.language.gemm import GemmWarpPolicy, gemm
@@ -38,13 +47,8 @@ __all__ = [
     "mma_gemm_blockscaled", "tcgen05_cp_warpx4", "tcgen05_gemm_blockscaled",
     "tcgen05_sf_warp_transpose",
 ]  # fmt: skip
-WORD = DType("uint32")
-LANES, COLUMNS = 32, 4  # a chunk of factors: one word for each of 128 rows
-CHUNK = LANES * COLUMNS
 GRANULE = 16  # elements along K that share a factor: 16 or 32 of an instruction
-STEP = 32  # elements along K that are multiplied by their factors at a time
 ROW_MAJOR, CHUNKS = "rowmajor", "blockscaled_chunk_kmajor"
-Place = Callable[[Expr, Expr], Expr]  # (row, place along K) -> the word that holds the factor
 
 
 def _emit(names: tuple[Var, ...], extents: tuple[Expr, ...], store: Store) -> None:
@@ -179,17 +183,21 @@ def tcgen05_gemm_blockscaled(
             indices = (binary("add", o, i) for o, i in zip(factors.offsets, at, strict=True))
             word = Load(factors.buffer, tuple(indices), WORD)
             number = binary("floordiv", binary("add", as_expr(k_start), k), granularity)
-            return _factor(word, number, "float8_e8m0fnu")
+            return factor_in(word, number, "float8_e8m0fnu")
 
         return place
 
     sfa, sfb = region(SFA_tmem, "SFA_tmem"), region(SFB_tmem, "SFB_tmem")
-    kind = _kind(region(C, "C of T.tcgen05_gemm_blockscaled"))
-    left = _Scaled.of(A, "A", bool(transpose_A), factor(sfa, sf_a_granularity_k))
-    right = _Scaled.of(B, "B", not transpose_B, factor(sfb, sf_b_granularity_k))
+    kind = kind_of(region(C, "C of T.tcgen05_gemm_blockscaled"))
+    places = factor(sfa, sf_a_granularity_k), factor(sfb, sf_b_granularity_k)
+    left = _scaled(A, "A", bool(transpose_A), places[0])
+    right = _scaled(B, "B", not transpose_B, places[1])
     a, b = left.tile(kind, left.depth), right.tile(kind, right.depth)
-    left.fill(a, const(0))
-    right.fill(b, const(0))
+    builder = current()
+    for tile in (a, b):
+        builder.emit(Alloc(tile, builder.span))
+    builder.emit(left.fill(a, const(0)))
+    builder.emit(right.fill(b, const(0)))
     gemm(a, b, C, False, True, clear_accum=clear_accum, mbar=mbar)
 
 
@@ -208,8 +216,9 @@ def mma_gemm_blockscaled(
     sf_a_granularity_k: int,
     sf_b_granularity_k: int,
     sf_layout: str | None = None,
+    sf_dtype: str = "float8_e4m3fn",
 ) -> None:
-    """Compute ``C (+)= op(A sfa) @ op(B sfb)`` with factors of float8_e4m3fn.
+    """Compute ``C (+)= op(A sfa) @ op(B sfb)`` with factors of 8 bits, none negative.
 
     Args:
         A: tile [M, K], or [K, M] with ``transpose_A``.
@@ -226,49 +235,59 @@ def mma_gemm_blockscaled(
         sf_b_granularity_k: the same of B.
         sf_layout: "rowmajor" (also None), [rows, words]; or "blockscaled_chunk_kmajor": for each
             128 rows and each word the words of rows 0, 32, 64, 96, then 1, 33, ...
+        sf_dtype: type of the factors: float8_e4m3fn (of NVFP4), or float8_e8m0fnu (of MXFP4 and
+            MXFP8), which TileLang's has not.
 
     Raises:
         ShapeMismatch: M, N or K differ between the tiles (TC201).
-        TypeMismatch: an argument is not a tile, or an unknown layout (TC202).
+        TypeMismatch: an argument is not a tile, or an unknown layout or type of factors (TC202).
     """
     _ = k_start
     layout = sf_layout or ROW_MAJOR
     if layout not in (ROW_MAJOR, CHUNKS):
         raise TypeMismatch(expected=f"sf_layout {ROW_MAJOR} or {CHUNKS}", found=repr(layout))
-
-    def factor(factors: Region, granularity: int) -> Place:
-        _check_granularity(granularity, "mma_gemm_blockscaled")
-
-        def place(row: Expr, k: Expr) -> Expr:
-            number = binary("floordiv", k, granularity)
-            at = (row, binary("floordiv", number, 4))
-            if layout == CHUNKS:
-                at = _in_chunks(*at, factors.extents[-1])
-            indices = (binary("add", o, i) for o, i in zip(factors.offsets[-2:], at, strict=True))
-            word = Load(factors.buffer, (*factors.offsets[:-2], *indices), WORD)
-            return _factor(word, number, "float8_e4m3fn")
-
-        return place
-
-    sfa, sfb = region(SFA, "SFA"), region(SFB, "SFB")
-    builder, kind = current(), _kind(region(C, "C of T.mma_gemm_blockscaled"))
-    left = _Scaled.of(A, "A", bool(transpose_A), factor(sfa, sf_a_granularity_k))
-    right = _Scaled.of(B, "B", not transpose_B, factor(sfb, sf_b_granularity_k))
-    depth = int_value(left.depth)
-    step = STEP if depth is not None and depth % STEP == 0 else left.depth
-    a, b = (side.tile(kind, as_expr(step)) for side in (left, right))
-    turn = Var("step")
-    with builder.open("loop") as frame:
-        left.fill(a, binary("mul", turn, step))
-        right.fill(b, binary("mul", turn, step))
-        is_first = binary("and", as_bool(clear_accum), binary("eq", turn, 0))
-        gemm(a, b, C, False, True, policy, is_first)
-    bounds = (const(0), binary("floordiv", left.depth, step), const(1))
-    builder.emit(For(turn, *bounds, "serial", frame.body(), span=builder.span))
+    if str(sf_dtype) not in FACTORS:
+        raise TypeMismatch(expected=f"sf_dtype {' or '.join(FACTORS)}", found=sf_dtype)
+    factors = [region(words, name) for words, name in ((SFA, "SFA"), (SFB, "SFB"))]
+    for words in factors:
+        if words.buffer.dtype != WORD or len(words.extents) < 2:
+            raise TypeMismatch(
+                expected=f"rows of uint32 words in `{words.buffer.name}`",
+                found=f"{words.buffer.dtype} {format_shape(words.extents)}",
+            )
+    given = (sf_a_granularity_k, sf_b_granularity_k)
+    sharing = tuple(_check_granularity(count, "mma_gemm_blockscaled") for count in given)
+    builder = current()
+    if builder.find("parallel") is not None:
+        raise ScopeError(
+            message="T.mma_gemm_blockscaled stands inside T.Parallel", hint="use T.serial around it"
+        )
+    a, b = _matrix(A, "A"), _matrix(B, "B")
+    c = region(C, "C of T.mma_gemm_blockscaled")
+    check_gemm_shape(a, b, c, bool(transpose_A), bool(transpose_B))
+    name = policy.value if isinstance(policy, GemmWarpPolicy) else str(policy)
+    product = Gemm(
+        a, b, c, bool(transpose_A), bool(transpose_B), as_bool(clear_accum), name, builder.span,
+        factors=tuple(factors), sharing=sharing, factor_type=str(sf_dtype),
+        in_chunks=layout == CHUNKS,
+    )  # fmt: skip
+    builder.emit(product)
 
 
-def _check_granularity(given: Any, what: str) -> None:
-    """Check how many elements along K share a factor: instructions read K in steps of 16.
+def _matrix(operand: Any, name: str) -> Region:
+    what = f"{name} of a block-scaled product"
+    box = region(operand, what)
+    if len(box.extents) < 2:
+        raise ShapeMismatch(what=what, expected="rows", found=format_shape(box.extents))
+    return box
+
+
+def _scaled(operand: Any, name: str, is_turned: bool, factor: Place) -> Scaled:
+    return Scaled(_matrix(operand, name), name, is_turned, factor, span=current().span)
+
+
+def _check_granularity(given: Any, what: str) -> int:
+    """Return how many elements along K share a factor: instructions read K in steps of 16.
 
     Raises:
         TypeMismatch: no multiple of 16 (TC202).
@@ -279,74 +298,4 @@ def _check_granularity(given: Any, what: str) -> None:
             expected=f"a multiple of {GRANULE} elements that share a factor in T.{what}",
             found=given,
         )
-
-
-def _in_chunks(row: Expr, word: Expr, words: Expr) -> tuple[Expr, Expr]:
-    """Return where a word lies in a tile of chunks."""
-    chunk, inside = binary("floordiv", row, CHUNK), binary("mod", row, CHUNK)
-    first = binary("mul", binary("add", binary("mul", chunk, words), word), CHUNK)
-    lane = binary("mul", binary("mod", inside, LANES), COLUMNS)
-    flat = binary("add", binary("add", first, lane), binary("floordiv", inside, LANES))
-    return binary("floordiv", flat, words), binary("mod", flat, words)
-
-
-def _factor(word: Expr, number: Expr, kind: str) -> Expr:
-    """Return byte ``number % 4`` of a word as a number."""
-    shift = cast(binary("mul", binary("mod", number, 4), 8), WORD)
-    byte = binary("bitand", binary("shr", word, shift), const(0xFF, WORD))
-    return cast(reinterpret(cast(byte, "uint8"), kind), "float32")
-
-
-def _kind(sums: Region) -> DType:
-    """Return the type in which operands are multiplied by their factors."""
-    return DType("bfloat16") if sums.buffer.dtype == "float32" else sums.buffer.dtype
-
-
-@dataclass(frozen=True, slots=True)
-class _Scaled:
-    """An operand with its factors.
-
-    Attributes:
-        box: the operand's tile.
-        name: of the operand.
-        is_turned: whether K is the first of its axes.
-        rows: how many there are.
-        depth: how many elements along K.
-        factor: what an element is multiplied by.
-    """
-
-    box: Region
-    name: str
-    is_turned: bool
-    rows: Expr
-    depth: Expr
-    factor: Place
-
-    @classmethod
-    def of(cls, operand: Any, name: str, is_turned: bool, factor: Place) -> Self:
-        what = f"{name} of a block-scaled product"
-        box = region(operand, what)
-        if len(box.extents) < 2:
-            raise ShapeMismatch(what=what, expected="rows", found=format_shape(box.extents))
-        first, second = box.extents[-2:]
-        rows, depth = (second, first) if is_turned else (first, second)
-        return cls(box, name, is_turned, rows, depth, factor)
-
-    def tile(self, kind: DType, depth: Expr) -> Buffer:
-        """Return a new tile [rows, depth] for elements times their factors."""
-        builder, shape = current(), (self.rows, depth)
-        made = Buffer(f"{self.name}_scaled", shape, kind, "shared", span=builder.span)
-        builder.emit(Alloc(made, builder.span))
-        return made
-
-    def fill(self, tile: Buffer, start: Expr) -> None:
-        """Multiply elements from ``start`` along K by their factors."""
-        row, k = Var("row"), Var("k")
-        there = binary("add", start, k)
-        pair = (there, row) if self.is_turned else (row, there)
-        box = self.box
-        offsets = (binary("add", o, i) for o, i in zip(box.offsets[-2:], pair, strict=True))
-        value = Load(box.buffer, (*box.offsets[:-2], *offsets), box.buffer.dtype)
-        product = binary("mul", cast(value, "float32"), self.factor(row, there))
-        store = Store(tile, (row, k), cast(product, tile.dtype), current().span)
-        _emit((row, k), tile.shape, store)
+    return count

@@ -7,6 +7,7 @@ from functools import partial
 
 from tilecore.inference.options import CpuOptions
 from tilecore.ir.nodes import PrimFunc
+from tilecore.ir.scaled_gemm import without_factors
 from tilecore.passes import (
     few_rows,
     fold_clear,
@@ -18,6 +19,7 @@ from tilecore.passes import (
     looked_up,
     merge_nests,
     name_lookups,
+    nest_copies,
     open_extents,
     own_tiles,
     private_tiles,
@@ -33,6 +35,7 @@ from tilecore.target import Target
 
 Pass = Callable[[PrimFunc], PrimFunc]
 PIPELINE: tuple[tuple[str, Pass], ...] = (
+    ("scaled_products", without_factors),
     ("guard_tiles", tile_guards.run),
     ("hoist_views", hoist_views.run),
     ("serialize_threads", threads.run),
@@ -58,6 +61,7 @@ GPU_PIPELINE: tuple[tuple[str, Pass], ...] = (
     ("guard_tiles", tile_guards.run),
     ("hoist_views", hoist_views.run),
     ("settle", settle.run),
+    ("nest_copies", nest_copies.run),
     ("name_lookups", name_lookups.run),
     ("looked_up", looked_up.run),
     ("merge_nests", merge_nests.run),

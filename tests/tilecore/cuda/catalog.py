@@ -45,6 +45,11 @@ def catalog():
         *(I.mma(*form) for form in mma_forms()),
         *(I.mma("m8n8k4", "float16", "float16", c, x, y) for c in ("float16", "float32")
           for x in ("row", "col") for y in ("row", "col")),
+        *(I.mma_scaled(*2 * ["float4_e2m1fn"], "float8_e4m3fn", x, y)
+          for x in range(2) for y in range(4)),
+        *(I.mma_scaled(*2 * ["float4_e2m1fn"], "float8_e8m0fnu", 1, 3, n) for n in (0, 2)),
+        *(I.mma_scaled(a, b, "float8_e8m0fnu", 1, 3, n)
+          for a in FLOAT8 for b in FLOAT8 for n in range(4)),
         *(I.ldmatrix(n, t) for n in (1, 2, 4) for t in (False, True)),
         *(I.stmatrix(n, t) for n in (1, 2, 4) for t in (False, True)),
         *(I.wgmma(n, a, b, c, a_in_registers=r, a_major=x, b_major=y)

@@ -82,8 +82,9 @@ def bound(
     """Return (what the kernels' parameters get, arrays that they reach by address)."""
     values: dict[str, Any] = {}
     reached = []
+    names = Namer()  # passes may put other buffers in the place of parameters
     for param, value in zip(func.params, arguments, strict=True):
-        name = program.names.name(param)
+        name = names.name(param)
         values[name] = raw(value)
         if isinstance(param, Pointer) and isinstance(value, np.ndarray):
             values[name] = value.ctypes.data

@@ -12,6 +12,7 @@ import pytest
 
 from tests.tilecore.cuda.text_kernels import run
 from tilecore.emulator import TensorMap
+from tilecore.errors import EmulationError
 from tilecore.inference.gpu.plan import SharedLayout
 from tilecore.inference.gpu.products import accumulators
 from tilecore.inference.gpu.tensor_products import spread_rows
@@ -138,6 +139,139 @@ def test_the_fragments_of_mma(shape, a, b, c, lane, a_at, b_at, c_at):
         column = b_at[j][1]
         (where,) = np.argwhere(d[number])
         assert tuple(where) == (4 * (row % 8) + column // 2, 2 * (row // 8) + column % 2)
+
+
+# Of lane 18 for mma.m16n8k64 of 4-bit floats: (row, first and last of eight columns) of registers
+# of A, (first and last of eight rows, column) of those of B; who gives the factors of rows 0 to 15
+# of A and of columns 0 to 7 of B by selector (CUTLASS f5c79030, cute/atom/mma_traits_sm120.hpp:
+# ALayout, BLayout, SFALayout, SFBLayout of SM120_16x8x64_TN_VS; TileLang a35008a,
+# mma_sm120_macro_generator.py: sfa_selector_source_lane, sfb_selector_source_lane). Four factors
+# are four bytes, the first one lowest.
+SCALED_A = [(4, 16, 23), (12, 16, 23), (4, 48, 55), (12, 48, 55)]
+SCALED_B = [(16, 23, 4), (48, 55, 4)]
+FACTORS_OF_A = {
+    0: [0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29],
+    1: [2, 6, 10, 14, 18, 22, 26, 30, 3, 7, 11, 15, 19, 23, 27, 31],
+}
+FACTORS_OF_B = {
+    0: [0, 4, 8, 12, 16, 20, 24, 28], 1: [1, 5, 9, 13, 17, 21, 25, 29],
+    2: [2, 6, 10, 14, 18, 22, 26, 30], 3: [3, 7, 11, 15, 19, 23, 27, 31],
+}  # fmt: skip
+FOUR_BITS = {0.5: 1, 1: 2, 2: 4, 4: 6}  # of float4_e2m1fn (OCP Microscaling Formats 1.0, table 5)
+
+
+NVFP4 = ("float4_e2m1fn", "float4_e2m1fn", "float8_e4m3fn")
+MXFP4 = ("float4_e2m1fn", "float4_e2m1fn", "float8_e8m0fnu")
+MXFP8 = ("float8_e4m3fn", "float8_e4m3fn", "float8_e8m0fnu")
+
+
+def scaled_products(x, y, fa, fb, selectors=(0, 0), kinds=NVFP4, first=0):
+    """Return the sums [case, 32, 4] of cases of registers and factors of each lane."""
+    d = np.zeros((len(x), 32, 4), np.float32)
+    product = I.mma_scaled(*kinds, *selectors, first)
+    body = f"""
+      int t = blockIdx.x * 32 + threadIdx.x;
+      {product.name}(d + t * 16, x + t * 16, y + t * 8, fa[t], fb[t]);"""
+    arguments = {"x": x.view("u1"), "y": y.view("u1"), "fa": fa, "fb": fb, "d": d.view("u1")}
+    run(body, arguments, [product], grid=len(x))
+    return d
+
+
+def at(row, column):
+    """Return (lane, register) of an element of the sums (PTX ISA 9.1, 9.7.14.5; SM80_16x8_Row)."""
+    return 4 * (row % 8) + column // 2, 2 * (row // 8) + column % 2
+
+
+def test_the_fragments_of_products_with_factors():
+    """A single 1 in A lights up its row, with a single 1 in B the element where they meet."""
+    ones = np.uint32(0x38383838)  # 1.0 four times
+    cases = [(i, None) for i in range(32)] + [(8 * r + e, 8 * (r // 2) + e)
+                                              for r in range(4) for e in (0, 3, 7)]  # fmt: skip
+    x, y = np.zeros((len(cases), 32, 4), "u4"), np.zeros((len(cases), 32, 2), "u4")
+    for number, (i, j) in enumerate(cases):
+        x[number, 18, i // 8] = FOUR_BITS[1] << 4 * (i % 8)
+        if j is None:
+            y[number] = 0x22222222
+        else:
+            y[number, 18, j // 8] = FOUR_BITS[1] << 4 * (j % 8)
+    factors = np.full((len(cases), 32), ones)
+    d = scaled_products(x, y, factors, factors)
+    for number, (i, j) in enumerate(cases):
+        row, first, last = SCALED_A[i // 8]
+        column = first + i % 8
+        assert column <= last
+        if j is None:
+            assert {tuple(w) for w in np.argwhere(d[number])} == {at(row, c) for c in range(8)}
+            continue
+        start, _, right = SCALED_B[j // 8]
+        assert start + j % 8 == column
+        (where,) = np.argwhere(d[number])
+        assert tuple(where) == at(row, right)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("selectors", [(0, 0), (1, 1), (0, 2), (1, 3)])
+def test_who_gives_the_factors(selectors):
+    """A factor of 2 in place of 1 adds what it is multiplied by: 16 elements of a row or column."""
+    values = list(FOUR_BITS)  # of B along K, 16 elements each
+    for side, lanes in ((0, FACTORS_OF_A[selectors[0]]), (1, FACTORS_OF_B[selectors[1]])):
+        cases = [(lane, byte) for lane in range(32) for byte in range(4)]
+        x = np.full((len(cases), 32, 4), 0x22222222, "u4")
+        y = np.zeros((len(cases), 32, 2), "u4")
+        for lane in range(32):  # lanes q = 0, 1 of four hold elements 0 to 15 and 32 to 47
+            for register in range(2):
+                code = FOUR_BITS[values[lane % 4 // 2 + 2 * register]]
+                y[:, lane, register] = code * 0x11111111
+        given = [np.full((len(cases), 32), 0x38383838, "u4") for _ in range(2)]
+        for number, (lane, byte) in enumerate(cases):
+            given[side][number, lane] += 8 << 8 * byte  # 0x40: 2.0
+        more = scaled_products(x, y, *given, selectors) - 16 * sum(values)
+        for number, (lane, byte) in enumerate(cases):
+            expected = np.zeros((32, 4), np.float32)
+            if lane in lanes:
+                index = lanes.index(lane)
+                for other in range(16 if side else 8):
+                    place = at(other, index) if side else at(index, other)
+                    expected[place] = 16 * values[byte]
+            np.testing.assert_array_equal(more[number], expected)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    ("kinds", "first", "count", "one"), [(MXFP4, 2, 2, 0x22222222), (MXFP8, 3, 1, 0x38383838)]
+)
+def test_which_bytes_are_factors(kinds, first, count, one):
+    """Of factors of 2 ** (byte - 127) an instruction takes two, or one, from a byte of words on.
+
+    PTX ISA 9.1, 9.7.14.5.14: .scale_vec::2X and ::1X; which lanes as above (for m16n8k32 CUTLASS:
+    SM120_16x8x32_TN_VS, the same SFALayout and SFBLayout).
+    """
+    depth = 64 if count == 2 else 32
+    for side, lanes in ((0, FACTORS_OF_A[1]), (1, FACTORS_OF_B[2])):
+        cases = [(lane, byte) for lane in range(32) for byte in range(4)]
+        x, y = np.full((len(cases), 32, 4), one, "u4"), np.full((len(cases), 32, 2), one, "u4")
+        given = [np.full((len(cases), 32), 0x7F7F7F7F, "u4") for _ in range(2)]
+        for number, (lane, byte) in enumerate(cases):
+            given[side][number, lane] += 2 << 8 * byte  # 2 ** 2 in place of 1
+        more = scaled_products(x, y, *given, (1, 2), kinds, first) - depth
+        for number, (lane, byte) in enumerate(cases):
+            expected = np.zeros((32, 4), np.float32)
+            if lane in lanes and first <= byte < first + count:
+                index = lanes.index(lane)
+                for other in range(16 if side else 8):
+                    place = at(other, index) if side else at(index, other)
+                    expected[place] = 3 * depth // count
+            np.testing.assert_array_equal(more[number], expected)
+
+
+def test_factors_are_not_negative():
+    """What the instruction makes of a set top bit is not defined; lanes not asked may have it."""
+    x, y = np.full((1, 32, 4), 0x22222222, "u4"), np.full((1, 32, 2), 0x22222222, "u4")
+    factors = np.full((1, 32), 0xB8B8B8B8, "u4")
+    factors[0, FACTORS_OF_A[1]] = 0x38383838
+    assert (scaled_products(x, y, factors, factors, (1, 2)) == 64).all()
+    with pytest.raises(EmulationError, match="top bit set"):
+        scaled_products(x, y, factors, factors)
 
 
 # Of lane 17, in the first quad pair: rows of A and columns of B of its elements by layout, and what

@@ -43,6 +43,15 @@ float decode(int type, unsigned bits) {
     return made;
   }
   if (type == BF16) return decode(F32, bits << 16);
+  if (type == E2M1) {
+    static const float numbers[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+    return bits & 8 ? -numbers[bits & 7] : numbers[bits & 7];
+  }
+  if (type == UE8M0) return bits == 0xff ? NAN : ldexpf(1, (int)bits - 127);
+  if (type == UE4M3) {
+    if (bits & 0x80) fail("a factor of ue4m3 has its top bit set: it is not negative");
+    return decode(E4M3, bits);
+  }
   if (type == F16) {
     static const std::vector<float> numbers = all_halves();
     return numbers[bits & 0xffff];

@@ -5,13 +5,13 @@
 #include <cstring>
 
 namespace emu {
-enum Type { F16, BF16, TF32, F32, F64, E4M3, E5M2, E4M3Z, E5M2Z, S8, U8, S4, U4, S32, U32 };
+enum Type { F16, BF16, TF32, F32, F64, E4M3, E5M2, E4M3Z, E5M2Z, S8, U8, S4, U4, S32, U32, E2M1, UE4M3, UE8M0 };
 
 inline int width(int type) {  // in bits
-  static const int widths[] = {16, 16, 32, 32, 64, 8, 8, 8, 8, 8, 8, 4, 4, 32, 32};
+  static const int widths[] = {16, 16, 32, 32, 64, 8, 8, 8, 8, 8, 8, 4, 4, 32, 32, 4, 8, 8};
   return widths[type];
 }
-inline bool is_integer(int type) { return type >= S8; }
+inline bool is_integer(int type) { return type >= S8 && type <= U32; }
 
 unsigned encode(int type, float value);
 float decode(int type, unsigned bits);
@@ -30,6 +30,7 @@ inline double element(int type, const void* array, int index) {
     case U8: return bytes[index];
     case S4: { int v = bytes[index / 2] >> 4 * (index % 2) & 15; return v < 8 ? v : v - 16; }
     case U4: return bytes[index / 2] >> 4 * (index % 2) & 15;
+    case E2M1: return decode(E2M1, bytes[index / 2] >> 4 * (index % 2) & 15);
     default: return decode(type, bytes[index]);
   }
 }

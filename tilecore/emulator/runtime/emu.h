@@ -77,6 +77,16 @@ template <int M, int N, int K, class A, class B, class C>
 inline void mma(void* d, const void* a, const void* b) {
   mma(M, N, K, A::id, B::id, C::id, d, a, b);
 }
+void mma_scaled(int m, int n, int k, int a_type, int b_type, int factor_type, int count, int first,
+                int a_selector, int b_selector, void* d, const void* a, const void* b,
+                unsigned a_factors, unsigned b_factors);
+template <int M, int N, int K, class A, class B, class Factor, int Count, int First, int ASelector,
+          int BSelector>
+inline void mma_scaled(void* d, const void* a, const void* b, unsigned a_factors,
+                       unsigned b_factors) {
+  mma_scaled(M, N, K, A::id, B::id, Factor::id, Count, First, ASelector, BSelector, d, a, b,
+             a_factors, b_factors);
+}
 void mfma(int k, int a_type, int b_type, int c_type, bool flushes, void* d, const void* a,
           const void* b);
 template <int K, class A, class B, class C, bool Flushes = false>

@@ -103,6 +103,68 @@ void mma(int m, int n, int k, int a_type, int b_type, int c_type, void* d, const
 }
 
 namespace {
+struct Factors {
+  int type;          // of a factor of 8 bits
+  int count, first;  // along K: how many, and the byte of the first one in a word
+  int selectors[2];  // of A and of B: which lanes of four give words
+};
+struct ScaledFragments {
+  void* d;
+  const void *a, *b;
+  unsigned words[2];
+};
+// Multiplies rows of k elements by the factors that lanes give; of a row r of A these come from lane
+// 4 (r % 8) + 2 selector + r / 8, of a column r of B from lane 4 r + selector.
+void scale(Collective& c, std::vector<double>& rows, int k, int side, const Factors& factors) {
+  int count = (int)rows.size() / k, lanes = count / 8;  // that give the factors of a selector
+  for (int row = 0; row < count; ++row) {
+    int lane = 4 * (row % 8) + lanes * factors.selectors[side] + row / 8;
+    unsigned word = ((ScaledFragments*)c.arguments[lane])->words[side];
+    for (int x = 0; x < k; ++x)
+      rows[row * k + x] *= element(factors.type, &word, factors.first + x * factors.count / k);
+  }
+}
+// The rows of A or columns of B, of k elements, that the registers of lanes hold.
+std::vector<double> rows_of(Collective& c, int count, int k, int side, int type) {
+  int each = 32 / width(type), halves = count / 8;  // elements of a register; of a tile's rows
+  std::vector<double> rows(count * k);
+  for (int lane = 0; lane < WARP; ++lane) {
+    ScaledFragments& f = *(ScaledFragments*)c.arguments[lane];
+    for (int r = 0; r < count * k / (WARP * each); ++r)
+      for (int q = 0; q < each; ++q) {
+        int row = lane / 4 + 8 * (r % halves), x = each * (lane % 4 + 4 * (r / halves)) + q;
+        rows[row * k + x] = element(type, side ? f.b : f.a, r * each + q);
+      }
+  }
+  return rows;
+}
+}  // namespace
+
+// d += (a * factors) * (b * factors) of m x k and k x n elements; sums are exact to double and
+// rounded once.
+void mma_scaled(int m, int n, int k, int a_type, int b_type, int factor_type, int count, int first,
+                int a_selector, int b_selector, void* d, const void* a, const void* b,
+                unsigned a_factors, unsigned b_factors) {
+  std::string what = "mma.m" + std::to_string(m) + "n" + std::to_string(n) + "k" + std::to_string(k);
+  ScaledFragments own{d, a, b, {a_factors, b_factors}};
+  Factors factors{factor_type, count, first, {a_selector, b_selector}};
+  meet_warp(what + " with factors", 0xffffffffu, &own, [=](Collective& c) {
+    std::vector<double> left = rows_of(c, m, k, 0, a_type), right = rows_of(c, n, k, 1, b_type);
+    scale(c, left, k, 0, factors);
+    scale(c, right, k, 1, factors);
+    for (int lane = 0; lane < WARP; ++lane) {
+      ScaledFragments& f = *(ScaledFragments*)c.arguments[lane];
+      for (int i = 0; i < m * n / WARP; ++i) {
+        int row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
+        double sum = element(F32, f.d, i);
+        for (int x = 0; x < k; ++x) sum += left[row * k + x] * right[column * k + x];
+        set_element(F32, f.d, i, sum);
+      }
+    }
+  });
+}
+
+namespace {
 // A subnormal number of a type as zero, where the instruction flushes.
 double flushed(int type, double value, bool flushes) {
   return flushes && fabs(value) < (type == F16 ? 0x1p-14 : 0x1p-126) ? 0 : value;

@@ -55,6 +55,9 @@ struct s4 { static constexpr int id = 11; };
 struct u4 { static constexpr int id = 12; };
 struct s32 { static constexpr int id = 13; };
 struct u32 { static constexpr int id = 14; };
+struct e2m1 { static constexpr int id = 15; };
+struct ue8m0 { static constexpr int id = 17; };
+struct ue4m3 { static constexpr int id = 16; };  // a factor: e4m3 whose top bit is 0
 
 unsigned encode(int type, float value);       // bits of the nearest number, ties to even, saturated
 float decode(int type, unsigned bits);

@@ -18,9 +18,11 @@ from tilecore.errors import ScopeError
 from tilecore.inference.gpu.distribution import Table
 from tilecore.inference.gpu.places import points
 from tilecore.inference.gpu.plan import CHUNK_BYTES, GpuLaunchPlan, NestPlan, SharedLayout
+from tilecore.inference.gpu.scaled import rows_of_lanes
 from tilecore.ir.evaluate import Evaluator
 from tilecore.ir.expr import Expr, Var, const
-from tilecore.ir.nodes import Buffer, Stmt
+from tilecore.ir.nodes import Buffer, Gemm, Stmt
+from tilecore.ir.scaled_gemm import word_at
 from tilecore.ir.substitute import substitute_expr
 from tilecore.ir.visitor import has_loads, walk_expr
 
@@ -59,6 +61,7 @@ def bank_uses(plan: GpuLaunchPlan) -> list[BankUse]:
             if operand.source == "ldmatrix":
                 ways = _of_matrices(plan.shared[region.buffer])
                 found.append(BankUse(gemm.stmt, region.buffer, False, CHUNK_BYTES, ways))
+        found += _of_factors(gemm.stmt, plan.shared)
     return found
 
 
@@ -178,6 +181,23 @@ def _passes(groups: Table, width: int) -> Table:
     group, _ = np.nonzero(is_new)
     met = np.bincount(group * BANKS + words[is_new] % BANKS, minlength=count * BANKS)
     return np.asarray(met.reshape(-1, BANKS).max(axis=1))
+
+
+def _of_factors(gemm: Gemm, shared: Mapping[Buffer, SharedLayout]) -> Iterator[BankUse]:
+    """Yield how a warp reads words of factors, each lane that of a row of its own."""
+    for side, factors in enumerate(gemm.factors):
+        layout = shared.get(factors.buffer)
+        if layout is None:
+            continue
+        row, word = Var("row"), Var("word")
+        at = word_at(factors, row, word, in_chunks=gemm.in_chunks)
+        rows = rows_of_lanes(side, np.arange(WARP)[:, None])
+        evaluator = Evaluator({row: rows, word: np.zeros_like(rows)})
+        indices = [evaluator(_without_outer(i, {row, word})) for i in at]
+        found = [np.broadcast_to(np.asarray(i, np.int64), rows.shape) for i in indices]
+        address = offsets(layout, found) * layout.itemsize
+        ways = conflict_ways(address, np.ones_like(address, bool), WORD)
+        yield BankUse(gemm, factors.buffer, False, WORD, ways)
 
 
 def _of_matrices(layout: SharedLayout) -> float:

@@ -37,6 +37,7 @@ from tilecore.inference.gpu.plan import (
 from tilecore.inference.gpu.products import plan_gemm
 from tilecore.inference.gpu.quads import plan_quads
 from tilecore.inference.gpu.registers import excesses
+from tilecore.inference.gpu.scaled import plan_scaled
 from tilecore.inference.gpu.scratch import folds_across_warps
 from tilecore.inference.gpu.shared import sharing_memory
 from tilecore.inference.gpu.teams import Team, Teams, find_teams, registers_to_trade
@@ -52,7 +53,7 @@ from tilecore.inference.uses import Context, enter
 from tilecore.ir import nodes
 from tilecore.ir.analysis import covers_whole
 from tilecore.ir.live_out import left_behind
-from tilecore.ir.nodes import Buffer, For, Gemm, KernelLaunch, PrimFunc, SourceLaunch, Stmt
+from tilecore.ir.nodes import NOTE, Buffer, For, Gemm, KernelLaunch, PrimFunc, SourceLaunch, Stmt
 from tilecore.ir.visitor import buffers_of, children, regions, walk
 
 
@@ -104,6 +105,7 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
     notes = [f"{t.name}: kept in shared memory ({why})" for t, why in fragments.shared.items()]
     if isinstance(trade, str):
         notes.append(f"registers stay where they are: {trade}")
+    notes += [s.value for s in walk(launch.body) if isinstance(s, nodes.Annotate) and s.key == NOTE]
     notes += [*why_not, *excesses(work.held, teams.whole.count, target)]
     if options.fast_math and target.kind == "cuda":
         notes.append("fast math: functions and divisions of float32 are approximate")
@@ -320,12 +322,8 @@ def _products(
         team, held = teams.team(stmt), _held(stmt, fragments)
         if stmt.c.buffer in tensor.tiles:
             plan = plan_tensor_product(stmt, team)
-        elif isinstance(target, AmdTarget):
-            plan = plan_mfma(stmt, team, target, held)
-        elif target.multiplies_by_quads:
-            plan = plan_quads(stmt, team, target, held)
         else:
-            plan = plan_gemm(stmt, team, target, held, options, viewed)
+            plan = _plan_of_warps(stmt, team, target, held, options, viewed)
         if plan.kind == "fma":
             for region, is_held in ((stmt.a, held[0]), (stmt.b, held[1])):
                 if is_held:
@@ -339,6 +337,24 @@ def _products(
             held = _held(stmt, fragments)
             found[stmt] = plan_mfma(stmt, teams.team(stmt), target, held, deals=False)
     return found
+
+
+def _plan_of_warps(
+    gemm: Gemm,
+    team: Team,
+    target: GpuTarget,
+    held: tuple[bool, bool, bool],
+    options: GpuOptions,
+    viewed: Set[Buffer],
+) -> GemmPlan:
+    """Return the plan of a product with sums in registers."""
+    if gemm.factors:
+        return plan_scaled(gemm, team, held)
+    if isinstance(target, AmdTarget):
+        return plan_mfma(gemm, team, target, held)
+    if target.multiplies_by_quads:
+        return plan_quads(gemm, team, target, held)
+    return plan_gemm(gemm, team, target, held, options, viewed)
 
 
 def _held(gemm: Gemm, fragments: Fragments) -> tuple[bool, bool, bool]:

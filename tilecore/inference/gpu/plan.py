@@ -141,8 +141,10 @@ class GemmPlan:
     """How one product runs.
 
     Attributes:
-        kind: "mma" (a warp's matrix instruction), "quads" (that of Volta), "wgmma" (a warpgroup's),
-            "mfma" (a wavefront's), "tcgen05" (one thread's, with sums in tensor memory) or "fma".
+        kind: "mma" (a warp's matrix instruction), "scaled" (one that takes elements and factors,
+            with two elements to a byte, which is what K counts), "quads" (that of Volta), "wgmma"
+            (a warpgroup's), "mfma" (a wavefront's), "tcgen05" (one thread's, with sums in tensor
+            memory) or "fma".
         shape: M, N, K of the instruction (1, 1, 1 for fma), of two blocks where they multiply
             together.
         size: M, N, K of the product; of two blocks the rows of one.

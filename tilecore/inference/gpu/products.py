@@ -76,18 +76,19 @@ def plan_gemm(
         reason = f"not a multiple of {'x'.join(map(str, shapes[-1]))}"
     if reason:
         return multiply_adds(gemm, size, threads, keeps_c, reason)
-    return _mma(gemm, size, threads, in_registers, fitting[0], sums)
+    return plan_mma(gemm, threads, in_registers, fitting[0], sums)
 
 
-def _mma(
+def plan_mma(
     gemm: Gemm,
-    size: tuple[int, int, int],
     threads: int,
     in_registers: tuple[bool, bool, bool],
     shape: tuple[int, int, int],
     sums: str,
+    kind: str = "mma",
 ) -> GemmPlan:
     """Return a product by warps, each of which multiplies its part of C."""
+    size = size_of(gemm)
     m, n, step = shape
     warps = divide_warps(size[0], size[1], threads // WARP, gemm.policy, (m, n))
     per_register = max(1, 4 // gemm.a.dtype.itemsize)
@@ -96,7 +97,7 @@ def _mma(
     b = _operand(gemm.b, size[1], size[2], step, per_register, (warps[1], WARP), n,
                  threads, not gemm.transpose_b, in_registers[1])  # fmt: skip
     c = accumulators(size[0], size[1], m, warps, threads)
-    return GemmPlan(gemm, "mma", shape, size, warps, a, b, c, in_registers[2], sums)
+    return GemmPlan(gemm, kind, shape, size, warps, a, b, c, in_registers[2], sums)
 
 
 def size_of(gemm: Gemm) -> tuple[int, int, int]:

@@ -50,8 +50,13 @@ def launch_in_words(plan: GpuLaunchPlan) -> str:
 
 def product_in_words(plan: GemmPlan) -> str:
     """Return how a product runs."""
-    m, n, k = plan.shape
+    each = 2 if plan.stmt.pairs_of else 1  # elements along K of what the plan counts
+    m, n, k = plan.shape[0], plan.shape[1], plan.shape[2] * each
+    size = (plan.size[0], plan.size[1], plan.size[2] * each)
     how = "fma" if plan.kind == "fma" else f"{plan.kind}.m{m}n{n}k{k}"
+    if plan.kind == "scaled":
+        kind = plan.stmt.pairs_of or plan.stmt.a.dtype
+        how = f"mma.m{m}n{n}k{k} of {kind} with factors (.block_scale)"
     if plan.kind == "quads":
         how = "mma.m8n8k4 by four quad pairs of a warp"
     how += f" ({plan.reason})" if plan.reason else ""
@@ -71,7 +76,7 @@ def product_in_words(plan: GemmPlan) -> str:
     who = "one thread" if plan.kind == "tcgen05" else f"{rows}x{columns} {unit}"
     who += " for two blocks" if plan.stmt.in_pair else ""
     return (
-        f"gemm {'x'.join(map(str, plan.size))}: {how}, {who}; "
+        f"gemm {'x'.join(map(str, size))}: {how}, {who}; "
         f"A from {plan.a.source}, B from {plan.b.source}"
     )
 

@@ -123,6 +123,8 @@ def form_faults(kind: type[nodes.Stmt], fields: Mapping[str, Any]) -> Iterator[F
     elif kind is nodes.Parallel:
         if len(fields["loop_vars"]) != len(fields["extents"]) or not fields["loop_vars"]:
             yield "as many extents as loop_vars", f"{len(fields['extents'])}"
+    elif kind is nodes.Gemm:
+        yield from _factor_faults(fields)
     elif kind is nodes.Exchange:
         least = 2 if fields["op"] in nodes.SHUFFLES else 1
         if not least <= len(fields["args"]) <= least + 1:
@@ -139,6 +141,14 @@ def form_faults(kind: type[nodes.Stmt], fields: Mapping[str, Any]) -> Iterator[F
     elif kind is nodes.Annotate and not _is_hint(fields["key"], fields["value"]):
         yield f"one of the hints {', '.join(HINTS)} with its value", f"`{fields['key'][:40]}`"
     yield from _target_faults(kind, fields)
+
+
+def _factor_faults(fields: Mapping[str, Any]) -> Iterator[Fault]:
+    factors, sharing = fields.get("factors", ()), fields.get("sharing", ())
+    if len(factors) not in (0, 2) or len(sharing) != len(factors):
+        yield "no factors, or those of a and of b", f"{len(factors)}, shared by {sharing}"
+    if not factors and fields.get("in_chunks", False):
+        yield "factors in chunks", "none"
 
 
 def _is_hint(key: str, value: Any) -> bool:

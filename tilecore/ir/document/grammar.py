@@ -10,6 +10,7 @@ from typing import Any
 from tilecore.ir import nodes
 from tilecore.ir.fold import REDUCE_OPS, REDUCER_OPS, SCAN_OPS
 from tilecore.ir.nodes import Stmt
+from tilecore.ir.scaled_gemm import FACTORS
 
 SCHEMA = 1
 MOST_NODES = 100_000
@@ -24,9 +25,9 @@ REDUCERS = REDUCER_OPS
 class Form:
     """One statement: its class, and per field the kind of value.
 
-    Kinds: expr, exprs, var, vars, buffer, region, load, stmt, stmts, copy (a nested copy), text,
-    flag, int, ints, notes (a mapping of hints), value (one hint). A field that its class has a
-    default for may be left out.
+    Kinds: expr, exprs, var, vars, buffer, region, regions, load, stmt, stmts, copy (a nested copy),
+    text, flag, int, ints, notes (a mapping of hints), value (one hint). A field that its class has
+    a default for may be left out.
     """
 
     kind: type[Stmt]
@@ -64,7 +65,9 @@ STATEMENTS: Mapping[str, Form] = {
         nodes.Gemm,
         {"a": "region", "b": "region", "c": "region", "transpose_a": "flag", "transpose_b": "flag",
          "clear_accum": "expr", "policy": "text", "is_async": "flag", "in_group": "flag",
-         "in_pair": "flag"},
+         "in_pair": "flag", "factors": "regions", "sharing": "ints",
+         "factor_type": "text", "in_chunks": "flag", "pairs_of": "text"},
+        {"factor_type": FACTORS, "pairs_of": ("",)},  # pairs: passes make them alone
     ),
     "reduce": Form(
         nodes.Reduce,

@@ -219,6 +219,9 @@ class _Reader(PartReader):
                 return self.buffer(value, path)
             case "region":
                 return self.region(value, path, depth + 1)
+            case "regions":
+                listed = self.items(value, path, 2)
+                return tuple(self.region(r, f"{path}/{i}", depth) for i, r in enumerate(listed))
             case "load":
                 return self.load(value, path, depth + 1)
             case "stmt":

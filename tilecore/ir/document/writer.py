@@ -179,6 +179,8 @@ class _Writer:
                 return self.buffer(value)
             case "region":
                 return self.region(value)
+            case "regions":
+                return [self.region(r) for r in value]
             case "load":
                 return [self.buffer(value.buffer), self.exprs(value.indices)]
             case "stmt" | "copy":

@@ -48,6 +48,7 @@ from tilecore.lowering.cuda.quads import QuadLowering
 from tilecore.lowering.cuda.raster import rasterized
 from tilecore.lowering.cuda.running import RunningProducts
 from tilecore.lowering.cuda.scalar import bound, memory_type
+from tilecore.lowering.cuda.scaled import ScaledLowering
 from tilecore.lowering.cuda.tcgen05 import TensorProduct
 from tilecore.lowering.cuda.tensor_memory import TensorMemory
 from tilecore.lowering.cuda.tensors import placing, unsupported
@@ -66,6 +67,7 @@ from tilecore.lowering.cuda.wgmma import WARPGROUP
 
 PRODUCTS: dict[str, type[ProductLowering]] = {
     "mma": MmaLowering, "fma": FmaLowering, "mfma": MfmaLowering, "quads": QuadLowering,
+    "scaled": ScaledLowering,
 }  # fmt: skip
 MIN_BLOCKS = "tirx.launch_bounds_min_blocks_per_sm"
 COMPUTING = 1  # named barrier of the threads that compute, where others issue copies

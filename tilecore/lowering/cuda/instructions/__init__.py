@@ -63,6 +63,7 @@ from tilecore.lowering.cuda.instructions.matrix import (
     MmaShape,
     ldmatrix,
     mma,
+    mma_scaled,
     mma_shape,
     stmatrix,
 )
@@ -129,7 +130,7 @@ __all__ = [
     "cp_async_arrive", "cp_async_commit", "cp_async_wait", "extend_nibbles",
     "decode_int4", "decode_int8", "dependencies_wait", "dependents_launch", "descriptor", "elect",
     "fence_async", "fence_async_global", "fence_barrier_init", "k_extent", "lane_index",
-    "ldmatrix", "load_ordered", "match_any", "mma", "mma_shape", "nanosleep", "pack",
+    "ldmatrix", "load_ordered", "match_any", "mma", "mma_scaled", "mma_shape", "nanosleep", "pack",
     "pack_float8", "pair_arithmetic", "prefetch_map", "reduce_warp", "round_tfloat32",
     "rounded",
     "set_registers", "shuffle", "shuffle_masked", "stmatrix", "store_ordered", "sync_threads",

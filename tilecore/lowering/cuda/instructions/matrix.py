@@ -26,7 +26,7 @@ from tilecore.lowering.cuda.instructions.base import (
 PTX_NAMES = {
     "float16": "f16", "bfloat16": "bf16", "tfloat32": "tf32", "float32": "f32", "float64": "f64",
     "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int8": "s8", "uint8": "u8", "int4": "s4",
-    "uint4": "u4", "int32": "s32",
+    "uint4": "u4", "int32": "s32", "float4_e2m1fn": "e2m1",
 }  # fmt: skip
 OPERAND_BITS = {
     "float16": 16, "bfloat16": 16, "tfloat32": 32, "float64": 64, "float8_e4m3fn": 8,
@@ -135,6 +135,69 @@ def mma(
     return Instruction(
         f"tc_mma_{shape}_{names[0]}_{names[1]}_{names[2]}{layouts}",
         "void* d, const void* a, const void* b", "\n".join(body), emulated, arch=s.arch,
+    )  # fmt: skip
+
+
+# Type of factors and whether elements have 4 bits -> shape, kind, how many factors along K an
+# instruction takes, what they are called. Source: PTX ISA 9.0, section 9.7.14.5.14.
+SCALED: dict[tuple[str, bool], tuple[str, str, int, str]] = {
+    ("float8_e4m3fn", True): ("m16n8k64", "mxf4nvf4", 4, "ue4m3"),
+    ("float8_e8m0fnu", True): ("m16n8k64", "mxf4", 2, "ue8m0"),
+    ("float8_e8m0fnu", False): ("m16n8k32", "mxf8f6f4", 1, "ue8m0"),
+}
+
+
+@functools.cache
+def mma_scaled(
+    a: str, b: str, factors: str, a_selector: int, b_selector: int, first: int = 0
+) -> Instruction:
+    """Return ``(void* d, const void* a, const void* b, uint32 a_factors, uint32 b_factors)``.
+
+    ``d += (a fa) * (b fb)``. Of elements of float4_e2m1fn the first of two is in the low half of a
+    byte. A lane's word holds four factors along K of a row of A, the first one lowest, of which the
+    instruction takes as many as it has (``SCALED``) from byte ``first`` on, none negative. With
+    g = lane / 4 and q = lane % 4, those of row g + 8 h come from the lane of q = 2 ``a_selector`` +
+    h, those of column g of B from that of q = ``b_selector``.
+
+    Source: PTX ISA 9.0, section 9.7.14.5.14; CUTLASS, mma_traits_sm120.hpp (SFALayout, SFBLayout).
+
+    Raises:
+        UnsupportedOnTarget: there is no such instruction (TC302).
+    """
+    names = [PTX_NAMES.get(t, "") for t in (a, b)]
+    is_narrow = names == ["e2m1", "e2m1"]
+    found = SCALED.get((factors, is_narrow))
+    if found is None or not (is_narrow or set(names) <= {"e4m3", "e5m2"}):
+        raise UnsupportedOnTarget(
+            what=f"mma of {a} x {b} with factors of {factors}", target="cuda",
+            reason="expected NVFP4, MXFP4 or MXFP8",
+        )  # fmt: skip
+    shape, kind, count, named = found
+    is_known = a_selector in (0, 1) and b_selector in (0, 1, 2, 3)
+    if not is_known or first not in range(0, 4, count):
+        raise UnsupportedOnTarget(
+            what=f"selectors {a_selector}, {b_selector} and byte {first} of factors", target="cuda",
+            reason=f"expected 0 or 1 of A, 0 to 3 of B, a multiple of {count} below 4",
+        )  # fmt: skip
+    form = f"mma.sync.aligned.{shape}.row.col.kind::{kind}.block_scale.scale_vec::{count}X"
+    sums, lanes = registers(0, 4), [f"{{{first}, {s}}}" for s in (a_selector, b_selector)]
+    text = f"{form}.f32.{names[0]}.{names[1]}.f32.{named} {sums}, {registers(4, 4)}, "
+    text += f"{registers(8, 2)}, {sums}, %10, {lanes[0]}, %11, {lanes[1]};"
+    inputs = [*elements("r", "x", 4), *elements("r", "y", 2), '"r"(a_factors)', '"r"(b_factors)']
+    body = [
+        "float* z = (float*)d;", "const unsigned* x = (const unsigned*)a;",
+        "const unsigned* y = (const unsigned*)b;",
+        asm(text, elements("+f", "z", 4), inputs, touches_memory=False),
+    ]  # fmt: skip
+    k = shape.partition("k")[2]
+    types = ", ".join(f"emu::{name}" for name in (*names, named))
+    chosen = f"{count}, {first}, {a_selector}, {b_selector}"
+    return Instruction(
+        f"tc_mma_scaled_{shape}_{'_'.join(names)}_{named}_{first}_{a_selector}_{b_selector}",
+        "void* d, const void* a, const void* b, unsigned a_factors, unsigned b_factors",
+        "\n".join(body),
+        f"emu::mma_scaled<16, 8, {k}, {types}, {chosen}>(d, a, b, a_factors, b_factors);",
+        arch="sm_120a",
     )  # fmt: skip
 
 
