@@ -14,7 +14,7 @@ _DECLARED = re.compile(
     r"^declare (?P<result>[^@\n]+?) @(?P<name>llvm\.x86\.[\w.]+)\((?P<given>.*)\)[^)\n]*\n",
     re.MULTILINE,
 )
-_ASSEMBLY = re.compile(r"\bcall [^\n]*\basm\b[^\n]*")
+_ASSEMBLY = re.compile(r'\bcall [^\n]*\basm (?!sideeffect "",)[^\n]*')  # with a text
 _OWN_ENTRY = "tilecore_emulated_main"
 # Around what TVM calls: faults are raised as errors of the kernel that has returned without one.
 _CALLER = f"""
