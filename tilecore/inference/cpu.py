@@ -21,7 +21,7 @@ from tilecore.inference import ahead, computed, dots, few_rows, gemm_order, layo
 from tilecore.inference.fusion import fuse
 from tilecore.inference.in_place import is_read_in_place
 from tilecore.inference.options import CpuOptions
-from tilecore.inference.outputs import Outputs
+from tilecore.inference.outputs import Output, Outputs
 from tilecore.inference.plan import (
     PANELS,
     CpuPlan,
@@ -41,7 +41,7 @@ from tilecore.ir.analysis import covers_whole, kept_axes, pads
 from tilecore.ir.bounds import variables
 from tilecore.ir.dims import value_ranges
 from tilecore.ir.dtype import DType
-from tilecore.ir.expr import Expr, Var
+from tilecore.ir.expr import Const, Expr, Var
 from tilecore.ir.gemm_shape import accumulator_dtype
 from tilecore.ir.nodes import (
     Alloc,
@@ -123,6 +123,7 @@ class _Inference:
             for b in self.tiles
             if (s := known.of(b)) is not None and self._has_place(s.copy.src.buffer, b)
         }
+        self.sources = sources
         self.forms = few_rows.choose(
             gemms, self.by_buffer, sources, self.launch, self.target, self.options
         )
@@ -218,7 +219,8 @@ class _Inference:
         is_tiled = any(isinstance(g, Gemm) and self._tile(g) is not None for g in sums)
         is_plain = any(g in self.forms for g in sums if isinstance(g, Gemm))
         output = self.outputs.of(buffer, is_tiled, is_plain)
-        if output is not None and self._has_place(output.region.buffer, buffer):
+        has_place = output is not None and self._has_place(output.region.buffer, buffer)
+        if output is not None and has_place and self._ends_alike(output, sums):
             is_late, storage = output.last is not None, self.tiles[buffer]
             late = f"{storage.describe()}, copied to the output by its last step"
             self._note(buffer, late if is_late else "accumulated in the output itself")
@@ -234,6 +236,25 @@ class _Inference:
             return TilePlan(buffer, storage, "in_place", source)
         self._note(buffer, storage.describe())
         return TilePlan(buffer, storage, "block", source)
+
+    def _ends_alike(self, output: Output, sums: Sequence[Stmt]) -> bool:
+        """Return whether an output ends where the operands do that its sums come from.
+
+        Sums beyond an operand's end are 0 where a gemm clears, and it computes none there.
+        """
+        for gemm in sums:
+            if not isinstance(gemm, Gemm):
+                continue
+            if isinstance(gemm.clear_accum, Const) and not gemm.clear_accum.value:
+                continue
+            row_a, _ = self._limits(gemm.a, self.sources, gemm.transpose_a)
+            _, col_b = self._limits(gemm.b, self.sources, gemm.transpose_b)
+            region, context = output.region, self.contexts[gemm]
+            ends = [limit_of(region, axis, context) for axis in kept_axes(region)]
+            for end, own in zip((row_a, col_b), ends, strict=True):
+                if end is not None and (own is None or len(distinct(end, own)) > 1):
+                    return False
+        return True
 
     def _has_place(self, tensor: Buffer, tile: Buffer) -> bool:
         """Return whether it is known where a tensor lies when a tile is first used."""
