@@ -118,22 +118,21 @@ class _Inference:
         gemms = [s for s in walk(self.launch) if isinstance(s, Gemm)]
         self.operands = {region.buffer for g in gemms for region in (g.a, g.b)}
         known = Sources(self.by_buffer, self.order, frozenset(pads(self.launch)))
-        sources = {
+        self.sources = {
             b: s
             for b in self.tiles
             if (s := known.of(b)) is not None and self._has_place(s.copy.src.buffer, b)
         }
-        self.sources = sources
         self.forms = few_rows.choose(
-            gemms, self.by_buffer, sources, self.launch, self.target, self.options
+            gemms, self.by_buffer, self.sources, self.launch, self.target, self.options
         )
-        kept = [g for g in self.forms if self._is_kept(sources.get(g.b.buffer))]
+        kept = [g for g in self.forms if self._is_kept(self.sources.get(g.b.buffer))]
         self.forms = {g: form for g, form in self.forms.items() if g not in kept}
         packed = [g for g in gemms if g not in self.forms]
         self.dots, notes = dots.choose(packed, self.by_buffer, self.target)
         self.notes += notes
         self.dots |= few_rows.instructions(self.forms, self.by_buffer, self.target)
-        rows = {g: few_rows.most_rows(g, sources) for g in gemms}
+        rows = {g: few_rows.most_rows(g, self.sources) for g in gemms}
         self.computed = computed.choose(
             {g: self.dots[g] for g in packed if g in self.dots},
             self.by_buffer, rows, self.launch, self.target, self.options,
@@ -144,8 +143,8 @@ class _Inference:
         micro = {g: self._micro_tile(g, rows[g]) for g in gemms}
         plans: dict[Buffer, TilePlan] = {}
         for buffer in self.tiles:
-            plans[buffer] = self._place(buffer, sources.get(buffer), micro)
-        planned = {g: self._gemm(g, size, plans, sources) for g, size in micro.items()}
+            plans[buffer] = self._place(buffer, self.sources.get(buffer), micro)
+        planned = {g: self._gemm(g, size, plans) for g, size in micro.items()}
         elided: set[Stmt] = {*self.computed.values()}
         for plan in plans.values():
             if plan.placement in ("in_place", "staged", "grid") and plan.source is not None:
@@ -247,10 +246,9 @@ class _Inference:
                 continue
             if isinstance(gemm.clear_accum, Const) and not gemm.clear_accum.value:
                 continue
-            row_a, _ = self._limits(gemm.a, self.sources, gemm.transpose_a)
-            _, col_b = self._limits(gemm.b, self.sources, gemm.transpose_b)
-            region, context = output.region, self.contexts[gemm]
-            ends = [limit_of(region, axis, context) for axis in kept_axes(region)]
+            row_a, _ = self._limits(gemm.a, gemm.transpose_a)
+            _, col_b = self._limits(gemm.b, gemm.transpose_b)
+            ends = self._ends(output, gemm)
             for end, own in zip((row_a, col_b), ends, strict=True):
                 if end is not None and (own is None or len(distinct(end, own)) > 1):
                     return False
@@ -414,12 +412,11 @@ class _Inference:
         gemm: Gemm,
         micro: tuple[int, int],
         plans: Mapping[Buffer, TilePlan],
-        sources: Mapping[Buffer, TileSource],
     ) -> GemmPlan:
         m, n = gemm_extents(gemm.c)
         k = gemm_extents(gemm.a)[0 if gemm.transpose_a else 1]
-        row_a, k_a = self._limits(gemm.a, sources, gemm.transpose_a)
-        k_b, col_b = self._limits(gemm.b, sources, gemm.transpose_b)
+        row_a, k_a = self._limits(gemm.a, gemm.transpose_a)
+        k_b, col_b = self._limits(gemm.b, gemm.transpose_b)
         output = plans.get(gemm.c.buffer)
         vectors = plans.get(gemm.b.buffer)
         is_far = vectors is not None and gemm_order.is_far(vectors, self.launch)
@@ -435,14 +432,13 @@ class _Inference:
         sums, weights = self._masks(gemm) if is_masked else (None, None)
         row_c = col_c = late = None
         if output is not None and output.output is not None:
-            region, context = output.output.region, self.contexts[gemm]
-            row_c, col_c = (limit_of(region, axis, context) for axis in kept_axes(region))
+            row_c, col_c = self._ends(output.output, gemm)
             late = output.output if output.placement == "late" else None
         return GemmPlan(
             gemm, m, n, k, *micro,
             distinct(row_a, row_c), distinct(col_b, col_c), least(k_a, k_b),
             dot, self._tile(gemm), form,
-            few_rows.most_rows(gemm, sources), late, is_far,
+            few_rows.most_rows(gemm, self.sources), late, is_far,
             is_staged or is_rows_first, is_staged, nest, sums, weights,
         )  # fmt: skip
 
@@ -456,10 +452,13 @@ class _Inference:
             self.notes.append(f"{gemm.span}: no products of weights that line {line} makes 0")
         return sums, weights
 
-    def _limits(
-        self, region: Region, sources: Mapping[Buffer, TileSource], transposed: bool
-    ) -> tuple[Expr | None, Expr | None]:
-        source = sources.get(region.buffer)
+    def _ends(self, output: Output, gemm: Gemm) -> list[Expr | None]:
+        """Return how many rows and columns of a gemm's sums the output has; None: all."""
+        region, context = output.region, self.contexts[gemm]
+        return [limit_of(region, axis, context) for axis in kept_axes(region)]
+
+    def _limits(self, region: Region, transposed: bool) -> tuple[Expr | None, Expr | None]:
+        source = self.sources.get(region.buffer)
         if source is None or not covers_whole(region) or len(source.limits) < 2:
             return None, None
         first, second = source.limits[-2:]

@@ -8,6 +8,7 @@ on every target but those whose matrix unit does it all (``passes/scaled_product
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -185,7 +186,7 @@ class WriteOut(Rewriter):
         found: list[Stmt] = []
         for child in stmt.stmts:
             found += self._found(child)
-        same = len(found) == len(stmt.stmts) and all(map(_is, found, stmt.stmts))
+        same = len(found) == len(stmt.stmts) and all(map(operator.is_, found, stmt.stmts))
         return stmt if same else replace(stmt, stmts=tuple(found))
 
     def visit_gemm(self, stmt: Gemm) -> Stmt:
@@ -197,10 +198,6 @@ class WriteOut(Rewriter):
         if not isinstance(stmt, Gemm):
             return (self.visit(stmt),)
         return written_out(stmt) if stmt.factors and stmt not in self.kept else (stmt,)
-
-
-def _is(a: Stmt, b: Stmt) -> bool:
-    return a is b
 
 
 def without_factors(func: PrimFunc, kept: frozenset[Gemm] = frozenset()) -> PrimFunc:
