@@ -65,7 +65,7 @@ def _versions(launch: KernelLaunch, free: Mapping[int, Var]) -> Stmt:
     rests = [binary("mod", var, factor) for var, factor in factors.items()]
     rests += [binary("max", 1 - var, 0) for var in factors]  # no tensor map has an extent of 0
     rest = functools.reduce(lambda a, b: binary("bitor", a, b), rests)
-    twin = _Twin(launch, factors, tensors).launch(launch)
+    twin = _Twin(launch, factors).launch(launch)
     return If(binary("eq", rest, 0), twin, launch, launch.span)
 
 
@@ -101,20 +101,17 @@ def _bound(launch: KernelLaunch) -> Iterator[Var]:
 class _Twin(Substitution):
     """Rebuilds a launch with sizes that are multiples; nothing of it is shared with the other."""
 
-    def __init__(
-        self, launch: KernelLaunch, factors: Mapping[Var, int], tensors: Sequence[Buffer]
-    ) -> None:
+    def __init__(self, launch: KernelLaunch, factors: Mapping[Var, int]) -> None:
         values = {var: binary("floordiv", var, n) * n for var, n in factors.items()}
         super().__init__(values)
         self._own = {id(v): v for v in _bound(launch)}
-        self._tensors = {id(t) for t in tensors}
 
     def launch(self, launch: KernelLaunch) -> KernelLaunch:
         """Return the launch over views of the tensors."""
         made = self.stmt(launch)
         assert isinstance(made, KernelLaunch)
-        views = [new for old, new in self._buffers.values() if id(old) in self._tensors]
-        views = [view for view in views if view.base is not None and id(view) not in self._tensors]
+        pairs = self._buffers.values()
+        views = (new for old, new in pairs if old.scope == "global" and new is not old)
         allocs = tuple(Alloc(view, launch.span) for view in views)
         return replace(made, body=Seq((*allocs, made.body), launch.span))
 

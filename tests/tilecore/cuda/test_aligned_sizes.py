@@ -10,7 +10,7 @@ from tests.tilecore.cuda.emulated import lowered, run_emulated
 from tilecore.emulator import LATE, random_order
 from tilecore.gpu_compiler import plan_gpu
 from tilecore.ir.expr import Var
-from tilecore.ir.nodes import If
+from tilecore.ir.nodes import Alloc, If
 from tilecore.ir.visitor import buffers_of, expressions, walk, walk_expr
 from tilecore.target import parse_target
 
@@ -138,7 +138,10 @@ def test_views_of_tiles_and_of_tensors():
             T.copy(seen, Y[0:8, 0:2, bx * 64 : bx * 64 + 64])
 
     for target in ("sm_80", "sm_90a"):
-        assert len(planned(main, target)) == 2
+        body = plan_gpu(main, parse_target(target))[0].body
+        declared = [s.buffer for s in walk(body) if isinstance(s, Alloc)]
+        assert len(declared) == len({id(b) for b in declared})
+        assert [b.name for b in declared if b.scope == "global"].count("pairs") == 2
         for k in (64, 72, 65):
             x = np.arange(16 * k).reshape(16, k).astype(np.float16) / 8
             y = np.zeros((8, 2, k), np.float16)
