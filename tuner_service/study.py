@@ -23,12 +23,13 @@ from typing import Any, Protocol
 from db.errors import AlreadyTold, LeaseLost, StudyClosed
 from db.records import StudyRecord
 from db.studies import Studies
-from recommender.external import ExternalSpace, Value
+from recommender.external import Value
 from recommender.search import STRATEGIES
 from tuner_service.client import ServiceClient
 from tuner_service.errors import InvalidRequest, NothingMeasured, Refused
 from tuner_service.settings import load_settings
 from tuner_service.studies import StudyEngine
+from tuner_service.study_spaces import written_down
 from tuner_service.wiring import open_store
 
 POLL_S = 0.2  # between questions whether others have told what they hold
@@ -121,14 +122,7 @@ class Study:
         if (parameters is None) == (configurations is None):
             found = "neither" if parameters is None else "both"
             raise InvalidRequest(message=f"expected parameters or configurations, found {found}")
-        if configurations is not None:
-            if conditions:
-                message = "expected conditions with parameters, found configurations"
-                raise InvalidRequest(message=message)
-            self.space = ExternalSpace.of_list(configurations, default)
-        else:
-            values = {name: tuple(values) for name, values in (parameters or {}).items()}
-            self.space = ExternalSpace(values, tuple(conditions), default)
+        self.space = written_down(parameters, configurations, conditions, default)
         if strategy not in STRATEGIES:
             expected = ", ".join(STRATEGIES)
             raise InvalidRequest(message=f"strategy: expected one of {expected}, found {strategy}")

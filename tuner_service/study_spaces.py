@@ -6,7 +6,7 @@ long as the space is the same, which the digest of a library kernel's candidates
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,7 +17,7 @@ from recommender.search import Landscape
 from recommender.space import SearchSpace
 from tilecore import kernels
 from tilecore.tile_config import TileConfig, digest
-from tuner_service.errors import StudyOfAnotherVersion
+from tuner_service.errors import InvalidRequest, StudyOfAnotherVersion
 from tuner_service.hardware import find_hardware
 from tuner_service.questions import Question
 
@@ -97,6 +97,26 @@ class KernelSpace:
         """Return the candidates as the models see them that answer questions about the kernel."""
         threads = self.threads or self.space.hardware.cores
         return SpaceCandidates(self.space, threads, self.store).landscape
+
+
+def written_down(
+    parameters: Mapping[str, Sequence[Value]] | None,
+    configurations: Sequence[Mapping[str, Value]] | None,
+    conditions: Sequence[str],
+    default: Mapping[str, Value] | None,
+) -> ExternalSpace:
+    """Return the space of parameters and conditions, or of configurations; one is given.
+
+    Raises:
+        InvalidRequest: conditions come with configurations (SV901).
+        InvalidExternalSpace: these make no space (RC610).
+    """
+    if configurations is None:
+        values = {name: tuple(options) for name, options in (parameters or {}).items()}
+        return ExternalSpace(values, tuple(conditions), default)
+    if conditions:
+        raise InvalidRequest(message="expected conditions with parameters, found configurations")
+    return ExternalSpace.of_list(configurations, default)
 
 
 def described(space: ExternalSpace | KernelSpace) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from tuner_service.study_schemas import (
     SuggestRequest,
     TellRequest,
 )
-from tuner_service.study_spaces import KernelSpace
+from tuner_service.study_spaces import KernelSpace, written_down
 
 router = APIRouter(prefix="/studies", tags=["studies"])
 StudyId = Annotated[str, Path(max_length=64)]
@@ -154,16 +154,11 @@ def _space(store: SqlStore, request: StudyRequest) -> ExternalSpace | KernelSpac
         return _kernel_space(store, request, request.kernel)
     if request.threads:
         raise InvalidRequest(message="expected threads with kernel, found no kernel")
-    if request.configurations is not None:
-        if request.conditions:
-            raise InvalidRequest(
-                message="expected conditions with parameters, found configurations"
-            )
-        return ExternalSpace.of_list(request.configurations, request.default)
     if request.t1 is not None:
         return ExternalSpace.of_t1(request.t1)
-    parameters = {name: tuple(values) for name, values in (request.parameters or {}).items()}
-    return ExternalSpace(parameters, tuple(request.conditions), request.default)
+    return written_down(
+        request.parameters, request.configurations, request.conditions, request.default
+    )
 
 
 def _kernel_space(store: SqlStore, request: StudyRequest, kernel: str) -> KernelSpace:
