@@ -21,7 +21,7 @@ from tuner_service import wiring
 from tuner_service.access import COOKIE
 from tuner_service.app import create_app
 from tuner_service.coordinator import Coordinator
-from tuner_service.dashboard import runs, studies
+from tuner_service.dashboard import runs, trials
 from tuner_service.jobs import Effort, submit
 from tuner_service.questions import understand
 from tuner_service.run_driver import Limits
@@ -243,13 +243,13 @@ def test_times_of_different_protocols_are_not_compared():
 def test_trials_come_in_pages(finished, monkeypatch):
     client, run = finished
     count = sum(run["trials"].values())
-    monkeypatch.setattr(runs, "TRIALS_SHOWN", 3)
+    monkeypatch.setattr(trials, "ON_A_PAGE", 3)
     address, seen = f"/dashboard/runs/{run['id']}", 0
     while address:
         document = read(client, address)
-        trials = "".join(document.texts("nav", **{"aria-label": "Pages of the trials"}))
-        assert trials.startswith(f"{seen + 1} to ")
-        seen = int(trials.split()[2])
+        pages = "".join(document.texts("nav", **{"aria-label": "Pages of the trials"}))
+        assert pages.startswith(f"{seen + 1} to ")
+        seen = int(pages.split()[2])
         address = document.links().get("Next page")
     assert seen == count
 
@@ -311,7 +311,7 @@ def test_studies_and_one_of_them(serve, monkeypatch):
     rows = [row for row in page.texts("tr") if row.endswith("my kernel")]
     assert any(row.startswith("failed1") for row in rows)
     assert len(page.texts("tr", **{"class": "best"})) == 1
-    monkeypatch.setattr(studies, "TRIALS_SHOWN", 2)
+    monkeypatch.setattr(trials, "ON_A_PAGE", 2)
     fastest = read(client, f"{second}?order=time")
     assert len(fastest.texts("tr", **{"class": "best"})) == 1
     rest = read(client, fastest.links()["Next page"])

@@ -15,6 +15,7 @@ from tilecore.errors import TileError
 from tuner_service.dashboard.charts import Bar, Point, bars, best_over_trials
 from tuner_service.dashboard.rendering import HOME, address, page
 from tuner_service.dashboard.texts import config_text, first_line, micro, times, workload_text
+from tuner_service.dashboard.trials import Start, trial_table
 from tuner_service.errors import http_status
 from tuner_service.routes.context import CreatedBy, Cursor, Store
 from tuner_service.routes.tuning_runs import (
@@ -27,7 +28,6 @@ from tuner_service.schemas import RunState, TrialOut, TuningRunOut
 
 router = APIRouter(prefix=f"{HOME}/runs")
 ON_A_PAGE = 50
-TRIALS_SHOWN = 500
 OPEN = ("pending", "leased")
 EVENTS = (
     "queued started resumed trial retry pause_requested paused unpaused extended amended waits "
@@ -68,16 +68,12 @@ def run(
     run_id: str,
     store: Store,
     order: Order = "measured",
-    start: Annotated[int, Query(ge=0, le=10**6)] = 0,
+    start: Start = 0,
 ) -> Response:
     """Return a run."""
     found = get_tuning_run(run_id, store)
     result = _result(run_id, store)
     trials = list_trials(run_id, store).items
-    ordered = sorted(trials, key=_by_time) if order == "time" else trials
-    shown = ordered[start : start + TRIALS_SHOWN]
-    path, given = request.url.path, {"order": order}
-    follows = start + TRIALS_SHOWN
     return page(
         request, "run.html",
         run=found, result=result, progress=progress(found), causes=_causes(trials),
@@ -85,10 +81,7 @@ def run(
         followed=f"/v1/tuning-runs/{found.id}/events" if found.finished_at is None else None,
         events=EVENTS,
         beside_torch=_beside_torch(result), chart=_chart(found, trials),
-        trials=shown, knobs=list(dict.fromkeys(name for t in shown for name in t.config)),
-        best_us=_best_us(trials), count=len(trials), order=order, start=start,
-        more=address(path, given, start=str(follows)) if follows < len(trials) else None,
-        by_time=address(path, {}, order="time"), by_turn=path,
+        best_us=_best_us(trials), **trial_table(request, trials, _by_time, order, start),
     )  # fmt: skip
 
 

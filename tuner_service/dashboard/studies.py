@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from markupsafe import Markup
 
@@ -14,12 +14,12 @@ from db.records import StudyTrial
 from tuner_service.dashboard.charts import Point, best_over_trials
 from tuner_service.dashboard.rendering import HOME, address, page
 from tuner_service.dashboard.texts import config_text, first_line
+from tuner_service.dashboard.trials import Start, trial_table
 from tuner_service.routes.context import CreatedBy, Cursor, Store
 from tuner_service.routes.studies import get_study, list_studies
 
 router = APIRouter(prefix=f"{HOME}/studies")
 ON_A_PAGE = 50
-TRIALS_SHOWN = 500
 CAUSES = 40
 Order = Literal["given", "time"]
 
@@ -46,21 +46,15 @@ def study(
     study_id: str,
     store: Store,
     order: Order = "given",
-    start: Annotated[int, Query(ge=0, le=10**6)] = 0,
+    start: Start = 0,
 ) -> Response:
     """Return a study."""
     found = get_study(study_id, store)
     trials = store.studies.trials(store.studies.get(study_id))
-    ordered = sorted(trials, key=_by_time) if order == "time" else trials
-    shown = ordered[start : start + TRIALS_SHOWN]
-    follows, path = start + TRIALS_SHOWN, request.url.path
     return page(
         request, "study.html",
         study=found, chart=_chart(trials, found.max_trials), causes=_causes(trials),
-        trials=shown, knobs=list(dict.fromkeys(name for t in shown for name in t.config)),
-        count=len(trials), order=order, start=start,
-        more=address(path, {"order": order}, start=str(follows)) if follows < len(trials) else None,
-        by_time=address(path, {}, order="time"), by_turn=path,
+        **trial_table(request, trials, _by_time, order, start),
     )  # fmt: skip
 
 
