@@ -2,12 +2,14 @@
 
 Where copies run ahead of the products (warps that do nothing but load), those of the next tile fly
 while the sums of the last one are stored. A block per multiprocessor goes through the tiles in the
-order that the grid had, panels and all. Of a grid that needs no second wave nothing is gained.
+order that the grid had, panels and all. Of a grid that needs no second wave nothing is gained; one
+whose sizes are known at the call alone has as many blocks as tiles then.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
@@ -15,7 +17,7 @@ from tilecore.gpu_target import GpuTarget
 from tilecore.ir import nodes
 from tilecore.ir.analysis import writes
 from tilecore.ir.dtype import DType
-from tilecore.ir.expr import Expr, Var, binary, const, int_value
+from tilecore.ir.expr import Call, Expr, ExprLike, Load, Var, binary, const, int_value
 from tilecore.ir.nodes import (
     RUNS_ON,
     Alloc,
@@ -29,7 +31,7 @@ from tilecore.ir.nodes import (
     Seq,
     Stmt,
 )
-from tilecore.ir.visitor import Rewriter, flat, walk
+from tilecore.ir.visitor import Rewriter, flat, walk, walk_expr
 from tilecore.passes.panels import SWIZZLE, copies_of_products
 
 # What a body may consist of: nothing that a block does once, or that other blocks wait for.
@@ -54,14 +56,11 @@ class _Launches(Rewriter):
         self.target = target
 
     def visit_kernellaunch(self, launch: KernelLaunch) -> Stmt:
-        extents = [int_value(e) for e in launch.grid]
-        grid = [e for e in extents if e is not None]
+        total = int_value(_product(launch.grid))
         workers = self.target.multiprocessors
-        if len(grid) < len(extents) or math.prod(grid) <= workers:
+        if (total is not None and total <= workers) or not self._is_product(launch):
             return launch
-        if not self._is_product(launch):
-            return launch
-        return _resident(launch, grid, workers)
+        return _resident(launch, workers)
 
     def _is_product(self, launch: KernelLaunch) -> bool:
         """Return whether a block does nothing but a pipelined loop of products, and stores sums."""
@@ -78,7 +77,9 @@ class _Launches(Rewriter):
         known = int_value(stages) if isinstance(stages, Expr) else stages
         if loops[0].kind != "pipelined" or not isinstance(known, int) or known < LEAST_STAGES:
             return False
-        if int_value(loops[0].stop) is None or any(g not in walk(loops[0]) for g in gemms):
+        if not _is_of_sizes(loops[0].stop, stmts, launch) or any(
+            g not in walk(loops[0]) for g in gemms
+        ):
             return False  # blocks that loop as long as others
         top = flat([launch.body])
         if loops[0] not in top or not self._fills(launch, known):
@@ -131,31 +132,38 @@ def _is_kept(buffer: nodes.Buffer) -> bool:
     return buffer.arrive_counts is not None or buffer.scope == "global" or is_open
 
 
-def _resident(launch: KernelLaunch, grid: Sequence[int], workers: int) -> KernelLaunch:
-    """Return a launch of so many blocks that go through the tiles of another one."""
+def _is_of_sizes(expr: Expr, stmts: Sequence[Stmt], launch: KernelLaunch) -> bool:
+    """Return whether a number follows from what is known before the launch."""
+    named = {s.var for s in stmts if isinstance(s, nodes.Let)}
+    named |= {s.loop_var for s in stmts if isinstance(s, For)} | set(launch.block_vars)
+    return not any(isinstance(n, (Call, Load)) or n in named for n in walk_expr(expr))
+
+
+def _product(extents: Sequence[Expr]) -> Expr:
+    return functools.reduce(lambda a, b: a * b, extents)
+
+
+def _resident(launch: KernelLaunch, workers: int) -> KernelLaunch:
+    """Return a launch of at most so many blocks that go through the tiles of another one."""
     top = flat([launch.body])
     before = [s for s in top if isinstance(s, Alloc) or _is_layout(s)]
     after = [s for s in top if s not in before]
-    worker, wave = Var("worker", INT32), Var("wave", INT32)
-    total = math.prod(grid)
-    tile = Var("tile", INT32)
-    places = _places(tile, grid, _rows(launch))
+    worker, wave, tile = (Var(name, INT32) for name in ("worker", "wave", "tile"))
+    total = _product(launch.grid)
+    places = _places(tile, launch.grid, _rows(launch))
     lets = [
         nodes.Let(var, value, launch.span)
         for var, value in zip(launch.block_vars, places, strict=True)
     ]
-    number = binary("add", binary("mul", wave, const(workers, "int32")), worker)
-    guarded = If(
-        binary("lt", tile, const(total, "int32")), Seq((*lets, *after), launch.span),
-        span=launch.span,
-    )  # fmt: skip
-    turn = Seq((nodes.Let(tile, number, launch.span), guarded), launch.span)
+    guarded = If(tile < total, Seq((*lets, *after), launch.span), span=launch.span)
+    number = nodes.Let(tile, wave * workers + worker, launch.span)
+    waves = binary("floordiv", binary("max", total, 0) + (workers - 1), workers)
     loop = For(
-        wave, const(0, "int32"), const(-(-total // workers), "int32"), const(1, "int32"), "serial",
-        turn, span=launch.span,
+        wave, const(0, "int32"), waves, const(1, "int32"), "serial",
+        Seq((number, guarded), launch.span), span=launch.span,
     )  # fmt: skip
     return dataclasses.replace(
-        launch, block_vars=(worker,), grid=(const(workers, "int32"),),
+        launch, block_vars=(worker,), grid=(binary("min", total, workers),),
         body=Seq((*before, loop), launch.span),
     )  # fmt: skip
 
@@ -174,34 +182,35 @@ def _rows(launch: KernelLaunch) -> int:
     return 0
 
 
-def _places(tile: Var, grid: Sequence[int], rows: int) -> list[Expr]:
+def _places(tile: Var, grid: Sequence[Expr], rows: int) -> list[Expr]:
     """Return the block indices of a tile's number, panel by panel as ``T.use_swizzle`` says."""
 
-    def number(value: int) -> Expr:
-        return const(value, "int32")
-
-    def div(a: Expr, b: Expr) -> Expr:
+    def div(a: ExprLike, b: ExprLike) -> Expr:
         return binary("floordiv", a, b)
 
-    def mod(a: Expr, b: Expr) -> Expr:
+    def mod(a: ExprLike, b: ExprLike) -> Expr:
         return binary("mod", a, b)
 
     if len(grid) == 1:
         return [tile]
+    grid = [e if int_value(e) is not None else binary("max", e, 1) for e in grid]  # there is a tile
     layer = grid[0] * grid[1]
-    within = tile if len(grid) == 2 else mod(tile, number(layer))
-    more = [] if len(grid) == 2 else [div(tile, number(layer))]
+    within = tile if len(grid) == 2 else mod(tile, layer)
+    more = [] if len(grid) == 2 else [div(tile, layer)]
     if rows == 0:
-        return [mod(within, number(grid[0])), div(within, number(grid[0])), *more]
+        return [mod(within, grid[0]), div(within, grid[0]), *more]
     along, across = (0, 1) if rows > 0 else (1, 0)
-    panel = min(abs(rows), grid[across])
-    size = number(grid[along] * panel)
-    first = binary("mul", div(within, size), number(panel))
+    known = int_value(grid[across])
+    panel = abs(rows) if known is None else min(abs(rows), known)
+    size = grid[along] * panel
+    first = div(within, size) * panel
     rest = mod(within, size)
-    height: Expr = number(panel)
-    if grid[across] % panel:
-        height = binary("min", height, binary("sub", number(grid[across]), first))
+    height: ExprLike = panel
+    if known is None:
+        height = binary("max", binary("min", panel, grid[across] - first), 1)
+    elif known % panel:
+        height = binary("min", panel, grid[across] - first)
     found: list[Expr] = [tile, tile]
     found[along] = div(rest, height)
-    found[across] = binary("add", first, mod(rest, height))
+    found[across] = first + mod(rest, height)
     return [*found, *more]

@@ -13,12 +13,14 @@ from tilecore.emulator import ALL_SCHEDULES
 from tilecore.emulator.launch import emulate
 from tilecore.errors import InvalidConfig
 from tilecore.gpu_compiler import lower_gpu
+from tilecore.ir.expr import Var
 from tilecore.ir.nodes import KernelLaunch
 from tilecore.ir.visitor import walk
 from tilecore.passes import panels, persistent
 from tilecore.target import parse_gpu_target
 
 FEW = replace(parse_gpu_target("h100"), multiprocessors=3)
+M, N, K = (T.dynamic(name) for name in "MNK")
 
 
 def product(M, N, K, block, stages=2, order=None):
@@ -67,6 +69,63 @@ def test_each_tile_is_computed_once_by_blocks_that_stay(m, n, k, order):
     _, source = run(func, FEW, [a, b, c])
     close(c, a.astype(np.float64) @ b.astype(np.float64), "float16")
     assert source.entries[0].grid == (3, 1, 1)
+
+
+@pytest.mark.few(2)
+@pytest.mark.covering
+@pytest.mark.parametrize("order", [None, "row", "column"])
+@pytest.mark.parametrize(("n", "k"), [(200, 200), (N, 72), (N, K)])
+def test_tiles_are_counted_at_the_call(n, k, order):
+    """As many blocks as there are tiles, up to one a multiprocessor; also where M is 0."""
+    func = product(M, n, k, (128, 128, 64), 4, order)
+    rng = np.random.default_rng(0)
+    for sizes in [(640, 200, 200), (130, 392, 72), (5, 8, 64), (0, 8, 64)]:
+        m, columns, depth = (
+            size if isinstance(known, Var) else known
+            for known, size in zip((M, n, k), sizes, strict=True)
+        )
+        a, b = random(rng, (m, depth), "float16"), random(rng, (depth, columns), "float16")
+        c = np.full((m, columns), np.nan, np.float16)
+        plan, source = run(func, FEW, [a, b, c])
+        if m:
+            close(c, a.astype(np.float64) @ b.astype(np.float64), "float16")
+        tiles = -(-m // 128) * -(-columns // 128)
+        names = {"M": m, "N": columns, "K": depth, "min": min, "max": max}
+        grids = [eval(str(entry.grid[0]), dict(names)) for entry in source.entries]
+        assert grids == [min(tiles, 3), 0][: len(grids)]
+        assert "stored by TMA" in plan.explain()
+
+
+@pytest.mark.few(1)
+def test_tiles_of_batches_are_counted_at_the_call():
+    batches, size, depth = 3, 128, 72
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((batches, M, depth), "float16"), B: T.Tensor((batches, depth, N), "float16"),
+        C: T.Tensor((batches, M, N), "float16"),
+    ):  # fmt: skip
+        with T.Kernel(T.ceildiv(N, size), T.ceildiv(M, size), batches, threads=256) as (x, y, z):
+            A_s = T.alloc_shared((size, 64), "float16")
+            B_s = T.alloc_shared((64, size), "float16")
+            C_l = T.alloc_fragment((size, size), "float32")
+            T.clear(C_l)
+            for k in T.Pipelined(T.ceildiv(depth, 64), num_stages=4):
+                T.copy(A[z, y * size, k * 64], A_s)
+                T.copy(B[z, k * 64, x * size], B_s)
+                T.gemm(A_s, B_s, C_l)
+            T.copy(C_l, C[z, y * size, x * size])
+
+    rng = np.random.default_rng(1)
+    for m, n in [(300, 136), (64, 8)]:
+        a, b = (
+            random(rng, (batches, m, depth), "float16"),
+            random(rng, (batches, depth, n), "float16"),
+        )
+        c = np.full((batches, m, n), np.nan, np.float16)
+        _, source = run(main, FEW, [a, b, c])
+        close(c, a.astype(np.float64) @ b.astype(np.float64), "float16")
+    assert "min(" in source.entries[0].grid[0]
 
 
 def test_the_loads_of_the_next_tile_do_not_wait_for_the_stores_of_the_last():
