@@ -22,7 +22,7 @@ def func_attr(attrs: Mapping[str, Any]) -> None:
 
 
 def annotate_pass_configs(configs: Mapping[str, Any]) -> None:
-    """Record pass configs in the program: README says which have an effect, on which target."""
+    """Record pass configs in the program: docs/gpus.md says which have an effect."""
     func_attr({"tilelang_pass_configs": {str(k): v for k, v in configs.items()}})
 
 
