@@ -13,6 +13,7 @@ import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilecore.gpu_target import KB, GpuTarget
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 NAMES = ("hip", "rocm")  # of TileLang's users; they mean DEFAULT_ARCH where none is given
 DEFAULT_ARCH = "gfx942"
+NODES = Path("/sys/class/kfd/kfd/topology/nodes")  # where Linux describes AMD's devices
 SIMDS = 4  # of a compute unit; each has registers of its own
 WAVES_PER_SIMD = 8
 
@@ -145,11 +147,55 @@ def find_amd_target(name: str, arch: str | None = None) -> AmdTarget | None:
 
     Args:
         name: "rocm", "hip", "mi300x", "AMD Instinct MI300X", "gfx942".
-        arch: architecture that "rocm" stands for; default: DEFAULT_ARCH.
+        arch: architecture that "rocm" stands for; default: that of the first device of this
+            machine, else DEFAULT_ARCH.
     """
     known = amd_targets()
     text = name.strip().lower()
     if text in NAMES:
-        return known.get(arch or DEFAULT_ARCH)
+        return known.get(arch) if arch else local_amd_device() or known[DEFAULT_ARCH]
     plain = re.sub(r"[^a-z0-9]", "", text.removeprefix("amd/"))
     return known.get(plain.removeprefix("amd").removeprefix("instinct"))
+
+
+@functools.cache
+def local_amd_device(nodes: Path = NODES) -> AmdTarget | None:
+    """Return the target of this machine's first AMD device that has one, or None.
+
+    Asks Linux: whoever opens the device itself can no longer fork.
+
+    Args:
+        nodes: a folder per processor, numbered, with a file ``properties`` ("simd_count 1216").
+    """
+    if not nodes.is_dir():
+        return None
+    numbers = sorted(int(found.name) for found in nodes.iterdir() if found.name.isdigit())
+    for number in numbers:
+        try:
+            lines = (nodes / str(number) / "properties").read_text().splitlines()
+        except OSError:
+            continue  # a device that this process may not use
+        values = dict(line.split(maxsplit=1) for line in lines if " " in line)
+        found = _of_properties(values)
+        if found is not None:
+            return found
+    return None
+
+
+def _of_properties(values: Mapping[str, str]) -> AmdTarget | None:
+    """Return the target of a processor as Linux describes it, None where it is no known GPU.
+
+    ``gfx_target_version`` has two decimal digits each for minor version and stepping, which names
+    have in hexadecimal: 90010 is gfx90a.
+    """
+    version, units = (int(values.get(name, "0")) for name in ("gfx_target_version", "simd_count"))
+    arch = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
+    found = amd_targets().get(arch)
+    if found is None:
+        return None
+    multiprocessors = units // (int(values.get("simd_per_cu", "0")) or SIMDS)
+    exact = (
+        t for t in amd_targets().values()
+        if (t.arch, t.multiprocessors) == (arch, multiprocessors) and t.device != arch
+    )  # fmt: skip
+    return next(exact, replace(found, multiprocessors=multiprocessors or found.multiprocessors))

@@ -8,7 +8,6 @@ architecture whitepapers and data sheets, named in DEVICES.
 from __future__ import annotations
 
 import functools
-import importlib
 import re
 import shutil
 import subprocess
@@ -303,18 +302,6 @@ def find_gpu_target(name: str, arch: str | None = None) -> GpuTarget | None:
         if plain.endswith(ending) and found is not None:
             return found
     return None
-
-
-def device_of_torch() -> GpuTarget | None:
-    """Return ``local_device()`` where torch can hold tensors on it: one built for CUDA."""
-    found = local_device()
-    if found is None:
-        return None
-    try:
-        torch = importlib.import_module("torch")
-    except ImportError:
-        return None
-    return None if torch.version.cuda is None else found
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import platform
 from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
@@ -10,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tilecore import amx
-from tilecore.amd_target import amd_targets, find_amd_target
+from tilecore.amd_target import amd_targets, find_amd_target, local_amd_device
 from tilecore.errors import UnknownTarget, UnsupportedOnTarget, did_you_mean
-from tilecore.gpu_target import GpuTarget, device_of_torch, find_gpu_target, gpu_targets
+from tilecore.gpu_target import GpuTarget, find_gpu_target, gpu_targets, local_device
 from tilecore.ir.dtype import DType
 
 CPU_NAMES = ("llvm", "cpu", "c", "auto")
@@ -218,8 +219,9 @@ def parse_target(
     "avx512" and "avx2" mean these instructions alone; features may follow
     ("avx512+avx512_bf16", "avx2+avx_vnni"). GPUs go by device ("h100") or architecture ("sm_90a",
     "cuda -arch=sm_90a"); "cuda" alone is this machine's first device, or sm_80 where there is none.
-    "auto" is the first NVIDIA device where torch can hold tensors on it, else the CPU.
-    AMD's likewise ("mi300x", "gfx942", "rocm -arch=gfx90a"; "hip" and "rocm" alone are gfx942).
+    "auto" is the first device where torch can hold tensors on it, else the CPU.
+    AMD's likewise ("mi300x", "gfx942", "rocm -arch=gfx90a"; "hip" and "rocm" alone are this
+    machine's first device, or gfx942).
     A target of TVM stands for its kind and architecture. "emulated h200" is the target of an H200,
     "emulated avx512+amx_tile" one whose code runs on every CPU (tilecore.emulator).
 
@@ -251,6 +253,23 @@ def parse_target(
         found=str(target) if arch is None else f"{name} -arch={arch}",
         hint=did_you_mean(arch or name, {**gpu_targets(), **amd_targets()}),
     )
+
+
+def device_of_torch() -> GpuTarget | None:
+    """Return this machine's first GPU that torch can hold tensors on, None without one.
+
+    NVIDIA's where torch is built for CUDA, AMD's where it is built for ROCm.
+    """
+    nvidia, amd = local_device(), local_amd_device()
+    if nvidia is None and amd is None:
+        return None  # nobody imports torch for that
+    try:
+        version = importlib.import_module("torch").version
+    except ImportError:
+        return None
+    if version.cuda is not None:
+        return nvidia
+    return None if version.hip is None else amd
 
 
 def _gpus() -> str:

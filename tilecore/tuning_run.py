@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from tilecore.amd_target import AmdTarget
 from tilecore.errors import TileError, TuningFailed, TypeMismatch
-from tilecore.gpu_target import GpuTarget, device_of_torch
+from tilecore.gpu_target import GpuTarget
 from tilecore.ir.expr import Pointer
 from tilecore.ir.nodes import Buffer, PrimFunc
 from tilecore.jit import JITImpl
@@ -23,7 +22,7 @@ from tilecore.kernel import JITKernel, input_parameters
 from tilecore.logged import name_of, problem_of
 from tilecore.profiler import TensorSupplyType, Tolerance, do_bench, listed, on_device, supply_all
 from tilecore.recommending import device_name
-from tilecore.target import Target, emulates_gpus, parse_target
+from tilecore.target import Target, device_of_torch, emulates_gpus, parse_target
 from tilecore.tile_config import TileConfig
 from tilecore.tuning import Candidate, TuningAnswer, TuningTask, installed_tuner
 
@@ -279,8 +278,8 @@ class Tuning:
     def _tensors_on(self) -> str:
         """Return where references of this tuning find their inputs."""
         target = parse_target(self.impl.options.target)
-        is_device = isinstance(target, GpuTarget) and not isinstance(target, AmdTarget)
-        return "cuda" if is_device and device_of_torch() is not None else "cpu"
+        device = device_of_torch() if isinstance(target, GpuTarget) else None
+        return "cuda" if device is not None and device.kind == target.kind else "cpu"
 
     def _reference(self, inputs: Sequence[Any]) -> Sequence[Any] | None:
         if self.options.ref_prog is None or self.options.skip_check:

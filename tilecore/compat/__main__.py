@@ -14,8 +14,7 @@ from tilecore.compat import gpu_builds, runner, survey
 from tilecore.compat.gpu_builds import Builds
 from tilecore.compat.runner import Machine
 from tilecore.errors import TileError, ToolchainMissing
-from tilecore.gpu_target import device_of_torch
-from tilecore.target import parse_gpu_target
+from tilecore.target import device_of_torch, parse_gpu_target
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -81,7 +80,7 @@ def _machine(sm: str | None, emulated: str, is_device: bool) -> Machine:
     if is_device:
         if device_of_torch() is None:
             hint = "leave out --device: programs run on this CPU"
-            raise ToolchainMissing(tool="a CUDA device", purpose="--device", hint=hint)
+            raise ToolchainMissing(tool="a GPU that torch can use", purpose="--device", hint=hint)
         return Machine(is_device=True)
     number = 90
     if emulated:

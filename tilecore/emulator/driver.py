@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from tilecore.codegen.cuda import CudaSource
 from tilecore.emulator.arguments import MAX_BOX, encode_map
@@ -12,7 +13,7 @@ from tilecore.emulator.launch import LATE, EmulatedKernels, Schedule, build
 from tilecore.errors import LaunchFailed
 from tilecore.gpu_target import capability
 from tilecore.ir.dtype import DType
-from tilecore.runtime.driver import MapShape
+from tilecore.runtime.driver import MapShape, check_capability
 
 RUNNING = threading.Lock()  # a library has one machine, which runs one launch at a time
 
@@ -29,10 +30,14 @@ class EmulatedDriver:
         self._source, self._schedule = source, schedule
         self.launches = 0
 
-    def capability(self, device: int) -> int:
-        """Return that of the source's architecture."""
+    def check_arch(self, path: Any, arch: str, device: int) -> None:
+        """Check that the emulator's device runs the machine code of an architecture.
+
+        Raises:
+            ArtifactError: it does not (TC401).
+        """
         _ = device
-        return capability(self._source.arch)
+        check_capability(path, arch, capability(self._source.arch))
 
     def stream(self, device: int) -> int:
         """Return 0: launches run at once."""
@@ -41,9 +46,9 @@ class EmulatedDriver:
     def on(self, device: int) -> None:
         """Return None: every thread launches on the emulator."""
 
-    def load(self, cubin: bytes) -> EmulatedKernels:
+    def load(self, code: bytes) -> EmulatedKernels:
         """Return the source's kernels; the machine code is not looked at."""
-        _ = cubin
+        _ = code
         return build(self._source)
 
     def kernel(

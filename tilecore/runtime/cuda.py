@@ -1,6 +1,7 @@
-"""CudaKernel: launches the kernels of a cubin from torch tensors, on torch's current stream.
+"""CudaKernel: launches the kernels of a GPU from torch tensors, on torch's current stream.
 
-Nothing but torch and cuda-bindings is needed: no TVM, no CUDA toolkit. What depends on shapes
+Nothing but torch and cuda-bindings is needed, on AMD's GPUs torch alone (``hip``): no TVM, no
+toolkit. What depends on shapes
 (grids, the shapes of tensor maps) is computed at the first call with these shapes; later calls
 exchange addresses and numbers (``launcher``). A call allocates through torch alone and waits for
 nothing, so that CUDA graphs capture it.
@@ -33,7 +34,6 @@ from tilecore.runtime.driver import (
     CudaDriver,
     Driver,
     MapShape,
-    check_arch,
 )
 from tilecore.runtime.kernel import check
 from tilecore.runtime.launcher import SCALARS, Bound, Call, TensorMap, call_of
@@ -147,7 +147,7 @@ class CudaKernel:
         """Return what runs the kernel for the shapes and sizes of a call."""
         tensors = [arguments[i] for i in self._positions]
         device = next((int(t.device.index or 0) for t in tensors if t is not None), 0)
-        check_arch(self.artifact.path, self._code.arch, self._driver.capability(device))
+        self._driver.check_arch(self.artifact.path, self._code.arch, device)
         values: dict[str, Any] = {
             **dims.with_absent(
                 self.parameters, arguments, dims.bind(self.parameters, list(arguments))

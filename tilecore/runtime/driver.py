@@ -43,8 +43,12 @@ class Driver(Protocol):
 
     device_type: str  # of the tensors it takes, as torch names it
 
-    def capability(self, device: int) -> int:
-        """Return ten times the compute capability of a device."""
+    def check_arch(self, path: Any, arch: str, device: int) -> None:
+        """Check that a device runs the machine code of an architecture.
+
+        Raises:
+            ArtifactError: it does not (TC401).
+        """
 
     def stream(self, device: int) -> int:
         """Return the handle of torch's current stream."""
@@ -52,8 +56,8 @@ class Driver(Protocol):
     def on(self, device: int) -> AbstractContextManager[Any] | None:
         """Return a context in which this thread launches on a device, None where it does now."""
 
-    def load(self, cubin: bytes) -> Any:
-        """Return a library of kernels."""
+    def load(self, code: bytes) -> Any:
+        """Return a library of the kernels in machine code."""
 
     def kernel(self, library: Any, name: str, device: int, shared_bytes: int) -> Any:
         """Return a kernel that may be launched with that much dynamic shared memory."""
@@ -71,11 +75,36 @@ class Driver(Protocol):
         """
 
 
+class TorchDevices:
+    """Devices and streams as torch has them, for NVIDIA's GPUs and AMD's alike."""
+
+    device_type = "cuda"
+
+    def __init__(self, torch: Any) -> None:
+        self._torch: Any = torch
+        torch.cuda.init()
+        inner = getattr(torch, "_C", None)
+        self.stream: Callable[[int], int] = (
+            getattr(inner, "_cuda_getCurrentRawStream", None) or self._stream
+        )
+        self._device: Any = getattr(inner, "_cuda_getDevice", None) or torch.cuda.current_device
+
+    def _stream(self, device: int) -> int:
+        return int(self._torch.cuda.current_stream(device).cuda_stream)
+
+    def on(self, device: int) -> AbstractContextManager[Any] | None:
+        """Return a context in which this thread launches on a device, None where it does now."""
+        if self._device() == device:
+            return None
+        found: AbstractContextManager[Any] = self._torch.cuda.device(device)
+        return found
+
+
 class _Thread(threading.local):
     has_context = False
 
 
-class CudaDriver:
+class CudaDriver(TorchDevices):
     """The driver of this machine.
 
     Args:
@@ -86,38 +115,26 @@ class CudaDriver:
         ToolchainMissing: cuda-bindings or the driver is not installed (TC306).
     """
 
-    device_type = "cuda"
-
     def __init__(self, api: Any = None, torch: Any = None) -> None:
         try:
             self._api: Any = api or importlib.import_module("cuda.bindings.driver")
-            self._torch: Any = torch or importlib.import_module("torch")
+            torch = torch or importlib.import_module("torch")
         except ImportError as error:
             raise ToolchainMissing(
                 tool=str(error.name), purpose="running CUDA kernels", hint=HINT
             ) from error
-        if not self._torch.cuda.is_available():
+        if not torch.cuda.is_available():
             raise ToolchainMissing(tool="a CUDA device", purpose="CUDA kernels", hint=HINT)
-        self._torch.cuda.init()
+        super().__init__(torch)
         self._thread = _Thread()
-        raw = getattr(getattr(self._torch, "_C", None), "_cuda_getCurrentRawStream", None)
-        self.stream = raw or self._stream
         self._encode: Any = None
-        fast = getattr(getattr(self._torch, "_C", None), "_cuda_getDevice", None)
-        self._device: Any = fast or self._torch.cuda.current_device
-
-    def _stream(self, device: int) -> int:
-        return int(self._torch.cuda.current_stream(device).cuda_stream)
 
     def on(self, device: int) -> AbstractContextManager[Any] | None:
         """Return a context in which this thread launches on a device, None where it does now."""
         if not self._thread.has_context:
             self._enter_context(device)
             self._thread.has_context = True
-        if self._device() == device:
-            return None
-        found: AbstractContextManager[Any] = self._torch.cuda.device(device)
-        return found
+        return super().on(device)
 
     def _enter_context(self, device: int) -> None:
         """Give this thread the device's primary context, which torch uses, if it has none."""
@@ -135,15 +152,19 @@ class CudaDriver:
             raise LaunchFailed(call=call, detail=f"{status.name}: {bytes(text or b'').decode()}")
         return result[1] if len(result) == 2 else None
 
-    def capability(self, device: int) -> int:
-        """Return ten times the compute capability of a device."""
-        major, minor = self._torch.cuda.get_device_capability(device)
-        return 10 * int(major) + int(minor)
+    def check_arch(self, path: Any, arch: str, device: int) -> None:
+        """Check that a device runs the machine code of an architecture.
 
-    def load(self, cubin: bytes) -> Any:
+        Raises:
+            ArtifactError: it does not (TC401).
+        """
+        major, minor = self._torch.cuda.get_device_capability(device)
+        check_capability(path, arch, 10 * int(major) + int(minor))
+
+    def load(self, code: bytes) -> Any:
         """Return a library of kernels, for all devices that its code runs on."""
         api = self._api
-        result = api.cuLibraryLoadData(cubin, [], [], 0, [], [], 0)
+        result = api.cuLibraryLoadData(code, [], [], 0, [], [], 0)
         return self._done("cuLibraryLoadData", result)
 
     def kernel(self, library: Any, name: str, device: int, shared_bytes: int) -> Any:
@@ -234,7 +255,7 @@ class CudaDriver:
         return launch
 
 
-def check_arch(path: Any, arch: str, capability: int) -> None:
+def check_capability(path: Any, arch: str, capability: int) -> None:
     """Check that a device runs the machine code of an architecture.
 
     Raises:

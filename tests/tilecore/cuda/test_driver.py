@@ -22,7 +22,7 @@ cuda = SimpleNamespace(
     current_device=lambda: 1, current_stream=lambda i: SimpleNamespace(cuda_stream=0x77),
 )
 driver = CudaDriver(api, SimpleNamespace(cuda=cuda))
-assert driver.capability(0) == 90
+driver.check_arch("folder", "sm_90a", 0)
 library = driver.load(b"cubin")
 kernel = driver.kernel(library, "gemm", 1, 65536)
 pointer, number = ctypes.c_void_p(0xabcd), ctypes.c_int(42)

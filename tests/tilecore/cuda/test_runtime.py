@@ -30,7 +30,7 @@ from tilecore.emulator import EmulatedDriver
 from tilecore.errors import AliasError, ArgumentError, ArtifactError, ToolchainMissing
 from tilecore.runtime import load as load_artifact
 from tilecore.runtime.cuda import CudaKernel
-from tilecore.runtime.driver import check_arch
+from tilecore.runtime.driver import check_capability
 from tilecore.target import parse_target
 
 
@@ -247,11 +247,11 @@ def test_a_product_for_sm80_runs_from_torch_tensors(tmp_path):
 
 
 def test_a_device_runs_code_of_its_own_architecture_only():
-    check_arch("p", "sm_80", 86)
-    check_arch("p", "sm_90a", 90)
+    check_capability("p", "sm_80", 86)
+    check_capability("p", "sm_90a", 90)
     for arch, capability in (("sm_90a", 100), ("sm_80", 75), ("sm_80", 90), ("sm_90a", 89)):
         with pytest.raises(ArtifactError, match=f"compiled for {arch}"):
-            check_arch("p", arch, capability)
+            check_capability("p", arch, capability)
 
 
 def test_without_a_driver_loading_says_what_is_missing(tmp_path):
