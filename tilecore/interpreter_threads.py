@@ -24,6 +24,7 @@ from tilecore.ir.alike import alike_stores
 from tilecore.ir.barrier import arrival, arrive_count, deadlock, is_over
 from tilecore.ir.evaluate import Evaluator, Mask, convert
 from tilecore.ir.expr import Expr, Load, Var
+from tilecore.ir.lane_matrix import LANES, place_in_a, place_in_b, place_in_c
 from tilecore.ir.named_barriers import in_memory
 from tilecore.ir.nodes import Stmt
 from tilecore.ir.substitute import substitute_expr
@@ -74,7 +75,7 @@ def representatives(launch: nodes.KernelLaunch, indices: Array) -> dict[int, int
     for stmt in walk(launch.body):
         found = [substitute_expr(e, lets) for e in expressions(stmt)]
         parts = [p for e in found for p in walk_expr(e)]
-        if isinstance(stmt, (nodes.Atomic, nodes.Exchange, nodes.Print)):
+        if isinstance(stmt, (nodes.Atomic, *nodes.EXCHANGES, nodes.Print)):
             return everyone
         if not any(id(p) in own for p in parts):
             continue
@@ -266,6 +267,8 @@ class _Thread(Machine):
         match stmt:
             case nodes.Exchange():
                 self.exchange(stmt)
+            case nodes.LaneGemm():
+                self.multiply(stmt)
             case nodes.Sync():
                 self.place_of(stmt).wait(stmt)
             case nodes.Wait():
@@ -382,6 +385,32 @@ class _Thread(Machine):
             result = _combined(stmt.op, lanes)
         array = self.memory[id(stmt.dst)]
         array[(0,) * array.ndim] = convert(np.asarray(result), array.dtype)
+
+    def multiply(self, stmt: nodes.LaneGemm) -> None:
+        """Add this lane's part of the product of what all lanes of the warp hold."""
+        group, lane = self.of_lanes(LANES), self.number % LANES
+        group.told[self.number] = tuple(self.piece(r).copy() for r in (stmt.a, stmt.b))
+        group.wait(stmt)
+        told = dict(group.told)
+        group.wait(stmt)
+        m, n, k = stmt.shape
+        exact = np.int64 if stmt.c.dtype.is_integer else np.float64
+        a, b = np.zeros((m, k), exact), np.zeros((k, n), exact)
+        for number, (mine, other) in told.items():
+            for element, value in enumerate(mine):
+                a[place_in_a(number % LANES, element, stmt.shape, stmt.a.dtype)] = value
+            for element, value in enumerate(other):
+                b[place_in_b(number % LANES, element, stmt.b.dtype)] = value
+        sums = self.piece(stmt.c)
+        for element in range(len(sums)):
+            row, column = place_in_c(lane, element)
+            total = exact(sums[element]) + a[row] @ b[:, column]
+            sums[element] = convert(np.asarray(total), sums.dtype)
+
+    def piece(self, region: nodes.Region) -> Array:
+        """Return a view of this thread's elements of a matrix."""
+        start = int(self.evaluate(region.offsets[0]))
+        return self.memory[id(region.buffer)][start : start + int(self.evaluate(region.extents[0]))]
 
 
 def _source(op: str, lane: int, given: int, width: int) -> int:

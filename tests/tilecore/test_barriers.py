@@ -224,7 +224,7 @@ def test_wrong_uses_are_named() -> None:
                 T.tma_copy(Y, T.alloc_shared((4,), "float32"), colour=1)
 
     with pytest.raises(UnknownPrimitive, match="instruction or descriptor of NVIDIA GPUs"):
-        T.ptx_mma  # noqa: B018
+        T.ptx_ldmatrix  # noqa: B018
 
     @T.prim_func
     def in_parallel(Y: T.Tensor((4,), "float32")):

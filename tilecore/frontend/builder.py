@@ -25,6 +25,7 @@ from tilecore.ir.nodes import (
     Fill,
     Gemm,
     KernelLaunch,
+    LaneGemm,
     Let,
     Parallel,
     Reduce,
@@ -39,7 +40,7 @@ from tilecore.ir.nodes import (
 
 _CURRENT: ContextVar[Builder | None] = ContextVar("tilecore_builder", default=None)
 _IN_KERNEL = (
-    Arrive, Atomic, Copy, Exchange, Fill, Gemm, Parallel, Reduce, Scan, Store, Sync, Wait,
+    Arrive, Atomic, Copy, Exchange, Fill, Gemm, LaneGemm, Parallel, Reduce, Scan, Store, Sync, Wait,
 )  # fmt: skip
 INLINE_LIMIT = 64  # nodes: a longer pure expression gets a name instead of being repeated
 

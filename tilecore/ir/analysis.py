@@ -25,6 +25,8 @@ def reads(stmt: Stmt) -> list[Buffer]:
             found.append(src.buffer)
         case nodes.Gemm(a=a, b=b, c=c, factors=factors):
             found += [a.buffer, b.buffer, c.buffer, *(f.buffer for f in factors)]
+        case nodes.LaneGemm(a=a, b=b, c=c):
+            found += [a.buffer, b.buffer, c.buffer]
         case nodes.Reduce(src=src, dst=dst, clear=clear):
             found += [src.buffer] if clear else [src.buffer, dst.buffer]
         case nodes.Atomic(buffer=buffer) | nodes.Arrive(buffer=buffer) | nodes.Wait(buffer=buffer):
@@ -41,7 +43,7 @@ def writes(stmt: Stmt) -> list[Buffer]:
     match stmt:
         case nodes.Copy() | nodes.Fill() | nodes.Reduce() | nodes.Scan():
             return [stmt.dst.buffer]
-        case nodes.Gemm(c=c):
+        case nodes.Gemm(c=c) | nodes.LaneGemm(c=c):
             return [c.buffer]
         case nodes.Store(buffer=buffer) | nodes.Exchange(dst=buffer) | nodes.Arrive(buffer=buffer):
             return [buffer]

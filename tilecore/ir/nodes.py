@@ -27,6 +27,7 @@ Grammar::
            | Assert(cond, message)
            | Sync(scope)            threads of a block (warp, cluster, grid) wait for each other
            | Exchange(op, dst, args, width)     every thread tells its group and is told
+           | LaneGemm(a, b, c, shape)  c += a @ b of what the lanes of a warp hold in pieces
            | Arrive(buffer, index, once, rank)  an arrival at a barrier, by each thread or once
            | Wait(buffer, index, parity)        until the barrier's phase of this parity is over
            | Print(text, args)              writes a line; each `{}` in text stands for an argument
@@ -494,6 +495,24 @@ class Exchange(Stmt):
     args: tuple[Expr, ...]
     width: int = 32
     span: SourceSpan = NO_SPAN
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LaneGemm(Stmt):
+    """``c`` += A B of matrices of ``shape`` (M, N, K) that the lanes of each warp hold in pieces.
+
+    a, b and c are a thread's parts of them, elements of arrays of its own (ir.lane_matrix has which
+    is which). All lanes of a warp come by together.
+    """
+
+    a: Region
+    b: Region
+    c: Region
+    shape: tuple[int, int, int]
+    span: SourceSpan = NO_SPAN
+
+
+EXCHANGES = (Exchange, LaneGemm)  # by which threads learn what others have
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -289,6 +289,10 @@ def _head(stmt: Stmt, namer: Namer) -> str:  # noqa: C901 - one case per node of
             args = ", ".join(_expr(a, namer, 0) for a in stmt.args)
             group = f"{stmt.width} threads" if stmt.width else "block"
             return f"{namer.name(stmt.dst)}[0] = {stmt.op}({args}) over {group}"
+        case nodes.LaneGemm(a=a, b=b, c=c, shape=shape):
+            parts = [_region(r, namer) for r in (c, a, b)]
+            size = "x".join(map(str, shape))
+            return f"{parts[0]} += {parts[1]} @ {parts[2]} by the lanes of a warp ({size})"
         case _:
             return repr(stmt)
 

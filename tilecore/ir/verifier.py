@@ -24,6 +24,7 @@ from tilecore.ir.expr import Binary, Const, Expr, Load, Var, int_value
 from tilecore.ir.fold import check_fold
 from tilecore.ir.gemm_shape import check_gemm_shape
 from tilecore.ir.indexing import format_shape, same_extents
+from tilecore.ir.lane_matrix import fault_of
 from tilecore.ir.nodes import Buffer, PrimFunc, Region, Stmt
 from tilecore.ir.packed_rules import param_faults, stmt_faults
 from tilecore.ir.polynomial import is_equal, product
@@ -34,7 +35,8 @@ UNBOUND = "symbols get their values from shapes of tensors, or are parameters (n
 MOST_TURNS = 2**31 - 1
 _DIVISIONS, _SHIFTS = ("div", "floordiv", "mod"), ("shl", "shr")
 _IN_KERNEL = (
-    nodes.Parallel, nodes.Store, nodes.Atomic, nodes.Sync, nodes.Exchange, nodes.Arrive, nodes.Wait,
+    nodes.Parallel, nodes.Store, nodes.Atomic, nodes.Sync, *nodes.EXCHANGES, nodes.Arrive,
+    nodes.Wait,
 )  # fmt: skip
 
 
@@ -343,6 +345,16 @@ class _Checker:
         if stmt.op in ("any", "all", "ballot", "count"):
             self.check_bool(stmt.args[0])
 
+    def lane_gemm(self, stmt: nodes.LaneGemm) -> None:
+        for region in regions(stmt):
+            self.check_buffer(region.buffer)
+            if region.buffer.scope != "local" or region.buffer.ndim != 1:
+                name = region.buffer.name
+                self.fault(TypeMismatch(expected="an array of T.alloc_local", found=f"`{name}`"))
+        found = fault_of(stmt)
+        if found is not None:
+            self.fault(TypeMismatch(expected=found[0], found=found[1]))
+
     def barrier(self, stmt: nodes.Arrive | nodes.Wait) -> None:
         self.check_buffer(stmt.buffer)
         self.check_indices(stmt.buffer, (stmt.index,))
@@ -523,6 +535,7 @@ _CHECKS: Mapping[type[Stmt], Callable[[_Checker, Any], None]] = {
     nodes.Atomic: _Checker.store,
     nodes.Assert: _Checker.check,
     nodes.Exchange: _Checker.exchange,
+    nodes.LaneGemm: _Checker.lane_gemm,
     nodes.Pad: _Checker.pad,
     nodes.Jump: _Checker.jump,
     nodes.Arrive: _Checker.barrier,

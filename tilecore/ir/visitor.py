@@ -22,6 +22,7 @@ from tilecore.ir.nodes import (
     If,
     Jump,
     KernelLaunch,
+    LaneGemm,
     Let,
     Pad,
     Parallel,
@@ -77,6 +78,8 @@ def regions(stmt: Stmt) -> tuple[Region, ...]:
             return (dst,)
         case Gemm(a=a, b=b, c=c, factors=factors):
             return (a, b, c, *factors)
+        case LaneGemm(a=a, b=b, c=c):
+            return (a, b, c)
         case _:
             return ()
 

@@ -99,6 +99,7 @@ from tilecore.language.ieee import (
     ieee_sub,
 )
 from tilecore.language.kernel import ClusterKernel, Kernel, Ref, macro, prim_func
+from tilecore.language.lane_matrix import ptx_mma
 from tilecore.language.loop import (
     Parallel,
     Persistent,
@@ -336,7 +337,7 @@ __all__ += [
     "tcgen05_gemm_sp", "wgmma_gemm_sp",
     "annotate_compile_flags", "annotate_pass_configs", "float8_e4m3fnuz", "float8_e5m2fnuz",
     "float8_e8m0fnu", "func_attr", "handle", "loop_break", "tfloat32",
-    "make_tensor", "make_tensor_from_addr", "match_buffer", "ptr", "reshape", "view",
+    "make_tensor", "make_tensor_from_addr", "match_buffer", "ptr", "ptx_mma", "reshape", "view",
 ]  # fmt: skip
 
 __all__ += ["CUDASourceCodeKernel", "ClusterKernel", "named_barrier_arrive", "sync_grid"]

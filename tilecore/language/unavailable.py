@@ -14,7 +14,7 @@ _FAMILIES: dict[str, str] = {
     "raw pointers into tiles are not implemented": "Ptr",
     "blocks of a grid do not wait for each other on this target": "sync_global",
     "it names an instruction or descriptor of NVIDIA GPUs; this version generates CPU code": """
-        ptx_wgmma_ss ptx_wgmma_rs ptx_mma ptx_mma_sp ptx_ldmatrix tvm_mma_sync
+        ptx_wgmma_ss ptx_wgmma_rs ptx_mma_sp ptx_ldmatrix tvm_mma_sync
         initialize_wgmma_descriptor""",
     "it names an instruction or descriptor of NVIDIA GPUs whose bytes the compiler lays out; "
     "write T.tma_copy(A[...], tile, barrier=bar), T.tma_copy(tile, A[...]) or T.copy, for which it "

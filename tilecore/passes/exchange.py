@@ -10,13 +10,18 @@ from typing import TYPE_CHECKING, Any
 from tilecore.ir import nodes
 from tilecore.ir.expr import Expr, Load, Var, binary, cast, const, select
 from tilecore.ir.nodes import Buffer, Stmt
+from tilecore.passes.lane_gemm import lane_gemm
 
 if TYPE_CHECKING:
     from tilecore.passes.threads import Predicate, Serializer
 
 
-def exchange(owner: Serializer, stmt: nodes.Exchange, predicate: Predicate) -> list[Stmt]:
+def exchange(
+    owner: Serializer, stmt: nodes.Exchange | nodes.LaneGemm, predicate: Predicate
+) -> list[Stmt]:
     """Return the two thread loops of an exchange: tell, then be told."""
+    if isinstance(stmt, nodes.LaneGemm):
+        return lane_gemm(owner, stmt, predicate)
     width = min(stmt.width or owner.count, owner.count)
     value = owner.each.expr(stmt.args[0])
     told = owner.kept("told", "int32" if value.dtype == "bool" else value.dtype)

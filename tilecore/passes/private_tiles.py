@@ -27,7 +27,7 @@ def run(func: PrimFunc) -> PrimFunc:
 
 class _Launches(Rewriter):
     def visit_kernellaunch(self, launch: KernelLaunch) -> Stmt:
-        knows = launch.thread_vars or any(isinstance(s, nodes.Exchange) for s in walk(launch.body))
+        knows = launch.thread_vars or any(isinstance(s, nodes.EXCHANGES) for s in walk(launch.body))
         return _Loops().rebuild(launch) if knows else launch
 
 

@@ -17,6 +17,7 @@ from tilecore.errors import ScopeError
 from tilecore.ir import nodes
 from tilecore.ir.evaluate import Evaluator
 from tilecore.ir.expr import Binary, Expr, Load, Var
+from tilecore.ir.lane_matrix import LANES
 from tilecore.ir.nodes import Buffer, Seq, Stmt
 from tilecore.ir.visitor import buffers_of, walk, walk_expr
 from tilecore.passes.coroutine import interleave
@@ -64,6 +65,7 @@ def _leaves(owner: Serializer, stmt: Stmt, members: list[int]) -> Iterator[tuple
 def _splits_groups(owner: Serializer, threads: range, body: Stmt) -> bool:
     """Return whether a group that exchanges values has threads outside of ``threads``."""
     widths = [s.width or owner.count for s in walk(body) if isinstance(s, nodes.Exchange)]
+    widths += [LANES for s in walk(body) if isinstance(s, nodes.LaneGemm)]
     return any(threads.start % w or len(threads) % w for w in widths)
 
 

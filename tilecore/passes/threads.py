@@ -57,6 +57,7 @@ from tilecore.passes.uneven import uneven_loop
 
 INLINE_NODES = 32  # a longer pure value is kept per thread instead of being computed again
 WARP = 32
+MEETINGS = (nodes.Sync, nodes.Parallel, nodes.Arrive, nodes.Wait)
 Predicate = tuple[tuple[Buffer, bool], ...]  # flags per thread, and what they must be
 
 
@@ -72,7 +73,7 @@ def run(func: PrimFunc) -> PrimFunc:
 
 class _Launches(Rewriter):
     def visit_kernellaunch(self, stmt: nodes.KernelLaunch) -> Stmt:
-        if stmt.thread_vars or any(isinstance(s, nodes.Exchange) for s in walk(stmt)):
+        if stmt.thread_vars or any(isinstance(s, nodes.EXCHANGES) for s in walk(stmt)):
             settled = Serializer(stmt, fuses=True).settled() if _waits(stmt) else None
             return Serializer(stmt).launch() if settled is None else settled
         return _OneThread(stmt).rebuild(stmt)
@@ -190,9 +191,10 @@ class Serializer:
         self.allocs.append(nodes.Alloc(made, buffer.span))
         return made
 
-    def kept(self, name: str, dtype: Any) -> Buffer:
-        """Return a new tile with one element per thread."""
-        made = Buffer(name, (const(self.count),), DType(dtype), "local", span=self.source.span)
+    def kept(self, name: str, dtype: Any, size: int = 0) -> Buffer:
+        """Return a new tile with one element per thread, or with ``size`` elements."""
+        shape = (const(size or self.count),)
+        made = Buffer(name, shape, DType(dtype), "local", span=self.source.span)
         self.allocs.append(nodes.Alloc(made, self.source.span))
         return made
 
@@ -279,7 +281,7 @@ class Serializer:
 
     def is_point(self, stmt: Stmt) -> bool:
         """Return whether ``stmt`` itself is done by all threads together."""
-        if isinstance(stmt, (nodes.Sync, nodes.Exchange, nodes.Parallel, nodes.Arrive, nodes.Wait)):
+        if isinstance(stmt, (*nodes.EXCHANGES, *MEETINGS)):
             return True
         if isinstance(stmt, nodes.Alloc):
             return stmt.buffer.scope != "local"
@@ -344,7 +346,7 @@ class Serializer:
         match stmt:
             case nodes.Sync():
                 return []
-            case nodes.Exchange():
+            case nodes.Exchange() | nodes.LaneGemm():
                 return exchange(self, stmt, predicate)
             case nodes.Arrive(once=False):
                 return [self.arrive(stmt, predicate)]

@@ -23,7 +23,7 @@ from tilecore.ir.visitor import expressions, walk, walk_expr
 # Beside fragments: addresses, descriptors, barriers, values under way (NVRTC 13.0 keeps attention
 # free of spills down to this many).
 OTHER_REGISTERS = 22
-MEETING = (nodes.Sync, nodes.Arrive, nodes.Wait, nodes.Jump, nodes.Exchange, nodes.ClusterCopy)
+MEETING = (nodes.Sync, nodes.Arrive, nodes.Wait, nodes.Jump, *nodes.EXCHANGES, nodes.ClusterCopy)
 
 
 @dataclass(frozen=True, slots=True)

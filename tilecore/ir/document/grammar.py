@@ -111,6 +111,9 @@ STATEMENTS: Mapping[str, Form] = {
         {"op": "text", "dst": "buffer", "args": "exprs", "width": "int"},
         {"op": (*nodes.SHUFFLES, *nodes.COMBINERS)},
     ),
+    "lane_gemm": Form(
+        nodes.LaneGemm, {"a": "region", "b": "region", "c": "region", "shape": "ints"}
+    ),
     "arrive": Form(
         nodes.Arrive,
         {"buffer": "buffer", "index": "expr", "once": "flag", "after_products": "flag",

@@ -365,8 +365,8 @@ class LaunchLowering:
                 accessor.lets[var] = value
             case nodes.Atomic():
                 emit_atomic(accessor, stmt)
-            case nodes.Exchange():
-                emit_exchange(accessor, stmt)
+            case nodes.Exchange() | nodes.LaneGemm():
+                emit_exchange(accessor, stmt, self.target)
             case nodes.Arrive():
                 self.meetings.arrive(stmt)
             case nodes.Wait():

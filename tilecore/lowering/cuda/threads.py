@@ -10,10 +10,12 @@ from tvm import tirx as tir
 
 from tilecore.errors import UnsupportedOnTarget
 from tilecore.gpu_target import GpuTarget
+from tilecore.inference.gpu.matrix_units import operand_kind
 from tilecore.ir import nodes
 from tilecore.ir.expr import Binary, Cast, Const, Expr, Load, binary, cast, const, int_value
 from tilecore.ir.fold import reducer_update
-from tilecore.ir.nodes import Arrive, Atomic, Exchange, Wait
+from tilecore.ir.lane_matrix import LANES
+from tilecore.ir.nodes import Arrive, Atomic, Exchange, LaneGemm, Wait
 from tilecore.lowering.cpu.tir import add, index, mul, remainder
 from tilecore.lowering.cuda.access import Accessor
 from tilecore.lowering.cuda.instructions import barrier
@@ -25,6 +27,7 @@ from tilecore.lowering.cuda.instructions.atomic import (
     load_ordered,
 )
 from tilecore.lowering.cuda.instructions.base import Instruction
+from tilecore.lowering.cuda.instructions.matrix import mma
 from tilecore.lowering.cuda.memory import SharedPlace, TensorPlace
 from tilecore.lowering.cuda.scalar import (
     constant,
@@ -126,8 +129,11 @@ return old;"""
     )
 
 
-def emit_exchange(accessor: Accessor, stmt: Exchange) -> None:
-    """Emit a shuffle, or a combination of the values of lanes of a warp (a power of two)."""
+def emit_exchange(accessor: Accessor, stmt: Exchange | LaneGemm, target: GpuTarget) -> None:
+    """Emit a shuffle, a combination of the values of lanes (a power of two), or a product."""
+    if isinstance(stmt, LaneGemm):
+        _multiply(accessor, stmt, target)
+        return
     builder, isa, width = accessor.builder, accessor.isa, stmt.width
     given = stmt.args[0]
     kind = exchanged_type(str(given.dtype))
@@ -150,6 +156,26 @@ def emit_exchange(accessor: Accessor, stmt: Exchange) -> None:
         result = _folded(accessor, stmt, value, kind)
     zeros = tuple(const(0) for _ in stmt.dst.shape)
     accessor.store(stmt.dst, zeros, builder.bind(result), kind)
+
+
+def _multiply(accessor: Accessor, stmt: LaneGemm, target: GpuTarget) -> None:
+    """Emit a product of matrices that the lanes of a warp hold in pieces: an mma instruction."""
+    size = "".join(f"{name}{extent}" for name, extent in zip("mnk", stmt.shape, strict=True))
+    if target.kind != "cuda" or accessor.thread_count % LANES:
+        raise UnsupportedOnTarget(
+            what=f"a product {size} of what lanes hold", target=target.name, span=stmt.span,
+            reason=f"expected warps of {LANES} threads of an NVIDIA GPU",
+        )  # fmt: skip
+    kinds = [operand_kind(str(region.dtype)) for region in (stmt.a, stmt.b)]
+    instruction = mma(size, *kinds, str(stmt.c.dtype))
+    if not target.has(instruction.arch):
+        raise UnsupportedOnTarget(
+            what=f"mma {size} of {kinds[0]}", target=target.name, span=stmt.span,
+            reason=f"it comes with {instruction.arch}",
+        )  # fmt: skip
+    places = (accessor.locate(r.buffer, r.offsets) for r in (stmt.c, stmt.a, stmt.b))
+    builder = accessor.builder
+    builder.evaluate(instruction.call(*(builder.address(*place) for place in places)))
 
 
 def _is_within(distance: Any, width: int) -> Any:
