@@ -89,7 +89,7 @@ def profile_names() -> tuple[str, ...]:
 
 
 def emulated(profile: HardwareProfile) -> HardwareProfile:
-    """Return the profile of the emulator in the place of an NVIDIA GPU: a device of its own.
+    """Return the profile of the emulator in the place of a GPU: a device of its own.
 
     It has the device's search space and code; its key is another one, so that what is recorded of
     it is never taken for a measurement of the device.
@@ -99,8 +99,8 @@ def emulated(profile: HardwareProfile) -> HardwareProfile:
     """
     from recommender.errors import UnknownHardware
 
-    if profile.kind != "cuda":
-        raise UnknownHardware(known="NVIDIA GPUs, to emulate", found=profile.name)
+    if profile.kind == "cpu":
+        raise UnknownHardware(known="GPUs, to emulate", found=profile.name)
     if profile.is_emulated:
         return profile
     return replace(

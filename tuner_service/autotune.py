@@ -34,7 +34,7 @@ from tuner_service.service_tuning import tune_there
 from tuner_service.settings import Settings, load_settings
 from tuner_service.wiring import compile_target, host_profile, host_toolchain, open_store
 from workers.device_programs import DeviceProgramToolbox, EmulatedProgramToolbox
-from workers.devices import cuda_devices
+from workers.devices import gpu_devices
 from workers.pool import LocalPool, gather
 from workers.program_toolbox import ProgramToolbox
 from workers.spares import Spares
@@ -207,7 +207,7 @@ class _Tuning:
     @property
     def _devices(self) -> int:
         """How many GPUs of this kind this machine has."""
-        return sum(d.hardware.key == self.hardware.key for d in cuda_devices())
+        return sum(d.hardware.key == self.hardware.key for d in gpu_devices())
 
     def _toolbox(self, folder: Path) -> Toolbox:
         """Return what compiles and runs the candidates, which are put into ``folder``."""

@@ -23,7 +23,7 @@ from tuner_service.questions import Question
 from tuner_service.report import result_document, result_of
 from tuner_service.room import check_room
 from tuner_service.wiring import detected_host
-from workers.devices import cuda_devices
+from workers.devices import gpu_devices
 
 EMULATED_FLOP = 1e9  # some 20 s of the emulator
 
@@ -156,8 +156,7 @@ def check_offered(store: SqlStore, question: Question, effort: Effort) -> None:
     """
     check_emulated(question)
     check_room(store, question, on_this_host=effort.on_this_host)
-    may_come = effort.waits and question.hardware.kind != "rocm"
-    if question.asked_for or not (may_come or is_offered(store, question.hardware)):
+    if question.asked_for or not (effort.waits or is_offered(store, question.hardware)):
         found = question.asked_for or question.hardware.name
         raise HardwareNotOffered(offered=detected_host().name, found=found)
 
@@ -226,7 +225,7 @@ def is_offered(store: SqlStore, hardware: HardwareProfile) -> bool:
 @functools.cache
 def _local_gpus() -> frozenset[str]:
     """Return the keys of this machine's GPUs."""
-    return frozenset(device.hardware.key for device in cuda_devices())
+    return frozenset(device.hardware.key for device in gpu_devices())
 
 
 def partial_result(store: SqlStore, run: RunRecord) -> Mapping[str, Any]:

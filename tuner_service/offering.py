@@ -9,11 +9,14 @@ from tuner_service import wiring
 from tuner_service.errors import InvalidRequest
 from tuner_service.hardware import HOST_NAMES
 from tuner_service.settings import is_address
-from workers.devices import cuda_devices, devices_of
+from workers.devices import devices_of, gpu_devices
 from workers.errors import DeviceMissing
 from workers.offer import become_node, check_address, join_command
 
 err = Console(stderr=True)
+
+
+VENDORS = {"cuda": "NVIDIA's", "rocm": "AMD's"}
 
 
 def worker(address: str, *, offer: str, devices: int | None, node_ip: str | None) -> None:
@@ -42,18 +45,20 @@ def offered(name: str) -> tuple[HardwareProfile, int]:
     """
     if name.lower() in HOST_NAMES:
         return wiring.detected_host(), 1
-    if name.lower() == "cuda":
-        kinds = {device.hardware.key: device.hardware for device in cuda_devices()}
+    if name.lower() in VENDORS:
+        found = (device.hardware for device in gpu_devices())
+        kinds = {hardware.key: hardware for hardware in found if hardware.kind == name.lower()}
         if len(kinds) > 1:
             names = ", ".join(sorted(h.name for h in kinds.values()))
-            raise InvalidRequest(message=f"--offer: expected one of {names}, found cuda")
+            raise InvalidRequest(message=f"--offer: expected one of {names}, found {name}")
         hardware = next(iter(kinds.values()), None)
         if hardware is None:
-            raise DeviceMissing(expected="an NVIDIA GPU", found="none")
+            raise DeviceMissing(expected=f"a GPU of {VENDORS[name.lower()]}", found="none")
     else:
         hardware = load_profile(name)
     if hardware.is_emulated:
         return hardware, 1
-    if hardware.kind != "cuda":
-        raise InvalidRequest(message=f"--offer: expected cpu, cuda or a GPU's name, found {name}")
+    if hardware.kind == "cpu":
+        expected = "cpu, cuda, rocm or a GPU's name"
+        raise InvalidRequest(message=f"--offer: expected {expected}, found {name}")
     return hardware, len(devices_of(hardware))

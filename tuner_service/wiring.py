@@ -18,7 +18,7 @@ from recommender.measurement import Toolchain
 from recommender.ports import Measurer
 from tuner_service.settings import Settings
 from tuner_service.workplaces import HostWorkplace, Workplace
-from workers.devices import cuda_devices, devices_of
+from workers.devices import devices_of, gpu_devices
 from workers.errors import ClusterUnavailable
 from workers.gate import Gate
 from workers.host import detect
@@ -122,7 +122,7 @@ def note_driver(store: SqlStore, device: HardwareProfile) -> None:
 
 def other_devices() -> Sequence[HardwareProfile]:
     """Return the GPUs of this machine, and those that the emulator stands in for."""
-    own = {d.hardware.key: d.hardware for d in cuda_devices()}
+    own = {d.hardware.key: d.hardware for d in gpu_devices()}
     return [*own.values(), *emulated_devices()]
 
 

@@ -1,4 +1,4 @@
-"""Toolboxes of GPUs: candidates compiled anywhere, run on a CUDA device or on the emulator."""
+"""Toolboxes of GPUs: candidates compiled anywhere, run on a device or on the emulator."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from recommender.hardware import HardwareProfile
 from recommender.open_shapes import program_digest
 from recommender.workload import ProgramSource, Workload, digest_of
 from tilecore import kernels
+from tilecore.artifact import LINKED, ROCM
+from tilecore.errors import ToolchainMissing
 from tilecore.ir.nodes import PrimFunc
 from tilecore.kernels.definition import KernelDefinition
 from tilecore.tile_config import KnobValue, TileConfig, canonical_json
@@ -34,12 +36,11 @@ COMPILE_MODULES = (
     "workers.device_toolbox",
 )  # fmt: skip
 RUN_MODULES = ("torch", "tilecore.runtime", "tilecore.kernels", "workers.device_bench")
-KIND = "cuda"  # whose knobs and default config GPUs have
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceToolbox:
-    """The toolbox of a CUDA device: compiling needs no GPU, running neither compiler nor TVM.
+    """The toolbox of a GPU: compiling needs none, running neither compiler nor TVM.
 
     Attributes:
         hardware: the device that candidates are for.
@@ -66,7 +67,7 @@ class DeviceToolbox:
 
     def definition(self, workload: Workload) -> KernelDefinition:
         """Return the workload's kernel; raises UnknownKernel (TC501)."""
-        return kernels.get(workload.kernel).on(KIND)
+        return kernels.get(workload.kernel).on(self.hardware.kind)
 
     def program_digest(self, workload: Workload, config: TileConfig) -> str:
         """Return the digest of the kernel's program; raises UnknownKernel (TC501)."""
@@ -101,7 +102,7 @@ class DeviceToolbox:
         if workload.source is not None:
             return candidate(workload, workload.source, config)
         definition = self.definition(workload)
-        knobs = complete_config(definition, config, KIND)
+        knobs = complete_config(definition, config, self.hardware.kind)
         return definition.program(dict(workload.problem), knobs), {}
 
     def problem(self, workload: Workload) -> Problem:
@@ -148,7 +149,16 @@ class DeviceToolbox:
     def _complete(
         self, artifact: Artifact, program: PrimFunc, lowering: Mapping[str, KnobValue]
     ) -> None:
-        """Add to an artifact what this toolbox needs beside it."""
+        """Add to an artifact what this toolbox needs beside it.
+
+        Raises:
+            ToolchainMissing: nothing has linked code for an AMD GPU (TC306).
+        """
+        if artifact.manifest.target == ROCM and not artifact.manifest.resources.get(LINKED):
+            raise ToolchainMissing(
+                tool="ld.lld", purpose="loadable code of AMD GPUs",
+                hint="install lld (Debian: apt-get install lld) where candidates are compiled",
+            )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

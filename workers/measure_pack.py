@@ -24,7 +24,7 @@ from typing import Any
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, MeasureStatus, Protocol
 from tilecore.errors import TileError
-from workers.devices import cuda_devices, devices_of
+from workers.devices import devices_of, gpu_devices
 from workers.errors import DeviceMissing, WorkerError
 from workers.measure_worker import MeasureWorker
 from workers.outcome import Compiled, Failure, Timed
@@ -248,7 +248,7 @@ def device_for(pack: Pack) -> HardwareProfile:
     """
     if pack.hardware.is_emulated:
         return pack.hardware
-    found = cuda_devices()
+    found = gpu_devices()
     for device in found:
         if device.hardware.arch == pack.hardware.arch:
             return device.hardware

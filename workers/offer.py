@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from recommender.hardware import HardwareProfile, emulated, load_profile, profile_names
-from workers.devices import cuda_devices
+from workers.devices import gpu_devices
 from workers.errors import ClusterUnavailable
 from workers.host import detect
 
@@ -25,16 +25,16 @@ def resource_name(hardware: HardwareProfile) -> str:
 def offered_here(resource: str) -> HardwareProfile | None:
     """Return the device of this machine that a resource names, None where it has no such thing.
 
-    The emulator stands in for any NVIDIA GPU on any machine.
+    The emulator stands in for any GPU on any machine.
     """
-    found = (detect(), *(d.hardware for d in cuda_devices()), *emulated_devices())
+    found = (detect(), *(d.hardware for d in gpu_devices()), *emulated_devices())
     return next((h for h in found if resource_name(h) == resource), None)
 
 
 def emulated_devices() -> Sequence[HardwareProfile]:
-    """Return the emulator in the place of every NVIDIA GPU that has a profile."""
+    """Return the emulator in the place of every GPU that has a profile."""
     shipped = (load_profile(name) for name in profile_names())
-    return [emulated(profile) for profile in shipped if profile.kind == "cuda"]
+    return [emulated(profile) for profile in shipped if profile.kind != "cpu"]
 
 
 def join_command(

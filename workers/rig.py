@@ -10,7 +10,7 @@ from recommender.hardware import HardwareProfile
 from workers.device_bench import DeviceBench
 from workers.device_lock import lock_path
 from workers.device_toolbox import DeviceToolbox, EmulatedToolbox
-from workers.devices import CudaDevice, devices_of
+from workers.devices import GpuDevice, devices_of
 from workers.errors import DeviceMissing
 from workers.measure_bench import MeasureBench
 from workers.measure_worker import MeasureWorker, measure_zygote
@@ -70,11 +70,11 @@ class Rig:
             zygote = measure_zygote(self.toolbox, hardware.cores if hardware.kind == "cpu" else 1)
             return zygote, self._worker(zygote, self.toolbox, f"{name}{suffix}")
         device = self._device()
-        zygote = cuda_zygote(self.toolbox, device)
+        zygote = gpu_zygote(self.toolbox, device)
         toolbox = self.toolbox
         if isinstance(toolbox, DeviceToolbox):
             toolbox = replace(toolbox, uuid=device.uuid)
-        return zygote, self._worker(zygote, toolbox, device.uuid)
+        return zygote, self._worker(zygote, toolbox, device.lock)
 
     def _worker(self, zygote: Zygote, toolbox: Toolbox, lock: str) -> MeasureWorker:
         return MeasureWorker(
@@ -87,7 +87,7 @@ class Rig:
             is_tainted_by_errors=self.hardware.kind != "cpu",
         )
 
-    def _device(self) -> CudaDevice:
+    def _device(self) -> GpuDevice:
         devices = devices_of(self.hardware)
         if self.index >= len(devices):
             raise DeviceMissing(
@@ -96,13 +96,13 @@ class Rig:
         return devices[self.index]
 
 
-def cuda_zygote(toolbox: Toolbox, device: CudaDevice) -> Zygote:
+def gpu_zygote(toolbox: Toolbox, device: GpuDevice) -> Zygote:
     """Return the owner of a process whose children see one device.
 
-    Their address space has no limit: CUDA reserves far more of it than there is memory.
+    Their address space has no limit: drivers reserve far more of it than there is memory.
     """
     return Zygote(
         f"measure worker of {device.name} ({device.uuid})",
         toolbox.run_modules,
-        environment={"CUDA_VISIBLE_DEVICES": device.uuid, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+        environment=device.environment,
     )

@@ -19,7 +19,7 @@ from tuner_service.run_driver import Limits
 from tuner_service.watch import follow
 from tuner_service.wiring import host_toolchain, other_devices
 from tuner_service.workplaces import HostWorkplace
-from workers.devices import cuda_devices
+from workers.devices import gpu_devices
 from workers.errors import DeviceMissing
 from workers.pool import LocalPool
 
@@ -35,9 +35,16 @@ def coordinator(store, question, **options):
 
 
 @pytest.mark.skipif(load_nvrtc() is None, reason="NVRTC is not installed")
-def test_a_run_on_an_emulated_gpu(store, settings):
-    question = understand(store, "gemm", PROBLEM, hardware="emulated a100")
-    real = understand(store, "gemm", PROBLEM, hardware="a100")
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        ("a100", "emulated NVIDIA A100-SXM4-40GB"),
+        pytest.param("mi300x", "emulated AMD Instinct MI300X", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_run_on_an_emulated_gpu(store, settings, device, name):
+    question = understand(store, "gemm", PROBLEM, hardware=f"emulated {device}")
+    real = understand(store, "gemm", PROBLEM, hardware=device)
     before = answer(store, real, top_k=3)
     run, _ = submit(store, question, Effort(max_trials=3, time_limit_s=120))
     coordinator(
@@ -51,15 +58,16 @@ def test_a_run_on_an_emulated_gpu(store, settings):
     trials = [t.measurement for t in store.trials.of_run(run.id)]
     assert {m.status for m in trials} == {MeasureStatus.OK}, [m.detail for m in trials]
     assert {m.protocol for m in trials} == {Protocol.SCREEN, Protocol.CONFIRM}
-    assert {m.hardware.name for m in trials} == {"emulated NVIDIA A100-SXM4-40GB"}
-    assert {m.toolchain for m in trials} == {host_toolchain()}  # read back, NVRTC among it
+    assert {m.hardware.name for m in trials} == {name}
+    kind = question.hardware.kind
+    assert {m.toolchain for m in trials} == {host_toolchain().on(kind)}  # NVRTC among NVIDIA's
     assert host_toolchain().nvrtc == version("nvidia-cuda-nvrtc")
     assert {m.threads for m in trials} == {question.hardware.cores}
-    knobs = set(question.definition.default_config("cuda"))
+    knobs = set(question.definition.default_config(kind))
     assert all(set(m.config) == knobs for m in trials)
     best = done.result["best"]
     assert (best["fraction_of_peak"], best["ratio_to_reference"]) == (None, None)
-    assert done.result["default"]["config"] == dict(question.definition.default_config("cuda"))
+    assert done.result["default"]["config"] == dict(question.definition.default_config(kind))
     assert partial_result(store, done)["best"] == best
     assert answer(store, question, top_k=1)[0].source == "measured"
     assert [r.config for r in answer(store, real, top_k=3)] == [r.config for r in before]
@@ -75,22 +83,21 @@ def test_a_run_waits_for_a_gpu_only_if_it_is_asked_to(store):
     assert store.runs.get(run.public_id).state == "WAITING_FOR_HARDWARE"
     with pytest.raises(RunHeld, match=r"SV916.*no machine offers NVIDIA H100.*--offer cuda"):
         list(follow(store, run, None))
-    for device in ("mi300x", "NVIDIA H100 NVL"):  # no runtime; nobody knows it
-        other = understand(store, "gemm", PROBLEM, hardware=device)
-        with pytest.raises(HardwareNotOffered):
-            submit(store, other, Effort(max_trials=2, time_limit_s=60, waits=True))
+    other = understand(store, "gemm", PROBLEM, hardware="NVIDIA H100 NVL")  # nobody knows it
+    with pytest.raises(HardwareNotOffered):
+        submit(store, other, Effort(max_trials=2, time_limit_s=60, waits=True))
 
 
-@pytest.mark.skipif(bool(cuda_devices()), reason="this machine has a GPU")
+@pytest.mark.skipif(bool(gpu_devices()), reason="this machine has a GPU")
 def test_what_a_machine_without_gpus_offers():
     assert offered("emulated H200")[0].name == "emulated NVIDIA H200"
     assert offered("cpu")[0].kind == "cpu"
     assert all(h.is_emulated for h in other_devices())
-    for name in ("cuda", "h200"):
+    for name in ("cuda", "h200", "rocm", "mi300x"):
         with pytest.raises(DeviceMissing, match="WK708"):
             offered(name)
-    with pytest.raises(InvalidRequest, match=r"SV901.*AMD|SV901.*mi300x"):
-        offered("mi300x")
+    with pytest.raises(InvalidRequest, match=r"SV901.*expected cpu, cuda, rocm or a GPU's name"):
+        offered("avx512")
 
 
 def test_only_code_for_nvidia_gpus_is_of_a_version_of_nvrtc(store):

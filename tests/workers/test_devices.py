@@ -14,7 +14,7 @@ from recommender.errors import UnknownHardware
 from recommender.hardware import emulated, load_profile, profile_names
 from workers import nvml
 from workers.device_toolbox import DeviceToolbox, EmulatedToolbox
-from workers.devices import ask_torch, cuda_devices, devices_of, parse_devices, profile_of
+from workers.devices import ask_torch, devices_of, gpu_devices, parse_devices, profile_of
 from workers.errors import DeviceMissing
 from workers.offer import emulated_devices, offered_here, resource_name
 from workers.rig import Rig, toolbox_of
@@ -40,6 +40,21 @@ def test_devices_are_those_that_somebody_knows():
     ]
     assert found[0].hardware == replace(load_profile("h200"), driver="NVIDIA 580.159.04")
     assert found[0].driver == "580.159.04"
+
+
+def test_devices_of_amd_go_by_their_number():
+    """As torch for ROCm names them (BY_TORCH)."""
+    nvidia, _, first, second = parse_devices(
+        "GPU-6d5b, NVIDIA H200, CUDA 13.0\n0, AMD Radeon 780M, ROCm 6.4\n"
+        "GPU-77aa, NVIDIA H200, CUDA 13.0\n1, AMD Instinct MI300X, ROCm 6.4\n"
+        "2, AMD Instinct MI300X, ROCm 6.4\n"
+    )
+    assert [d.hardware.target for d in (first, second)] == ["mi300x"] * 2
+    assert [d.environment for d in (first, second)] == [
+        {"HIP_VISIBLE_DEVICES": "1"}, {"HIP_VISIBLE_DEVICES": "2"},
+    ]  # fmt: skip
+    assert nvidia.environment["CUDA_VISIBLE_DEVICES"] == "GPU-6d5b"
+    assert len({d.lock for d in (nvidia, first, second)}) == 3
 
 
 @pytest.mark.parametrize(
@@ -72,9 +87,9 @@ def test_a_device_without_a_profile_is_like_another_one_but_not_it():
         profile_of("Matrox G200")
 
 
-@pytest.mark.skipif(bool(cuda_devices()), reason="this machine has a GPU")
+@pytest.mark.skipif(bool(gpu_devices()), reason="this machine has a GPU")
 def test_a_machine_without_the_device_says_what_it_has():
-    with pytest.raises(DeviceMissing, match=r"WK708.*NVIDIA H200.*no NVIDIA device"):
+    with pytest.raises(DeviceMissing, match=r"WK708.*NVIDIA H200.*no GPU"):
         devices_of(load_profile("h200"))
     with pytest.raises(DeviceMissing, match="WK708"):
         Rig.of(load_profile("h200"), 1.0).build()
@@ -89,10 +104,10 @@ def test_an_emulated_device_is_a_device_of_its_own():
     assert stand_in.name == "emulated NVIDIA H200"
     assert stand_in.key != real.key
     assert (stand_in.target, stand_in.cores, stand_in.kind) == (real.target, real.cores, "cuda")
-    with pytest.raises(UnknownHardware):
-        load_profile("emulated mi300x")
-    with pytest.raises(UnknownHardware):
-        load_profile("emulated z80")
+    assert load_profile("emulated mi300x").kind == "rocm"
+    for name in ("emulated avx512", "emulated z80"):
+        with pytest.raises(UnknownHardware):
+            load_profile(name)
 
 
 def test_a_node_is_what_its_resource_says():
@@ -139,7 +154,7 @@ def test_a_tool_that_fails_lists_no_device(tmp_path, monkeypatch):
     tool.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'; exit 9\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert cuda_devices() == ()
+    assert gpu_devices() == ()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

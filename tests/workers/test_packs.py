@@ -17,7 +17,7 @@ from recommender.hardware import load_profile
 from recommender.measurement import Measurement, MeasureStatus, Protocol, Toolchain
 from tests.workers.emulated_faults import HARDWARE, WORKLOAD, config
 from workers.device_toolbox import DeviceToolbox
-from workers.devices import cuda_devices
+from workers.devices import gpu_devices
 from workers.errors import DeviceMissing, InvalidPack
 from workers.measure_pack import Plan, device_for, measure
 from workers.pack_results import Header, ResultLog, read_results
@@ -136,7 +136,7 @@ def test_damaged_packs_are_told(tmp_path, artifacts):
         Pack.open(tmp_path / "pack")
 
 
-@pytest.mark.skipif(bool(cuda_devices()), reason="this machine has a GPU")
+@pytest.mark.skipif(bool(gpu_devices()), reason="this machine has a GPU")
 def test_a_pack_wants_its_device(tmp_path, artifacts):
     write(tmp_path / "pack", artifacts).close()
     pack = Pack.open(tmp_path / "pack")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,6 @@ def generate(func: Any, target: AmdTarget) -> RocmSource:
     ]
     for entry in entries:
         _check_grid(entry, target)
-    entries = tuple(replace(e, shared_bytes=0) for e in entries)  # its size is compiled in
     return RocmSource(module_text(kernels, HEAD), entries, target.arch)
 
 

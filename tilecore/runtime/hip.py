@@ -97,7 +97,7 @@ class HipDriver(TorchDevices):
         shared_bytes: int, parameters: int,
     ) -> Callable[[int], None]:  # fmt: skip
         """Return what launches a kernel on a stream, which it is given."""
-        _ = cluster  # no program for an AMD GPU has one
+        _ = cluster, shared_bytes  # no program for an AMD GPU has one; the code says how much
         call = "hipModuleLaunchKernel"
         if any(
             blocks * threads >= MOST_THREADS for blocks, threads in zip(grid, block, strict=True)
@@ -106,9 +106,7 @@ class HipDriver(TorchDevices):
                 f"{tuple(grid)} blocks of {tuple(block)}: expected fewer than 2^32 threads an axis"
             )
             raise LaunchFailed(call=call, detail=detail)
-        start = functools.partial(
-            self._api.hipModuleLaunchKernel, kernel, *grid, *block, shared_bytes
-        )
+        start = functools.partial(self._api.hipModuleLaunchKernel, kernel, *grid, *block, 0)
 
         def launch(stream: int) -> None:
             status = start(stream, parameters, None)

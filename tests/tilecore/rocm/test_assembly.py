@@ -140,6 +140,7 @@ def test_an_artifact_says_what_it_holds(tmp_path):
     assert "v_mfma_f32_16x16x16_f16" in artifact.cuda_text
     assert manifest.resources["spill_bytes"] == 0
     assert manifest.device.entries[0].grid == (4, 4, 1)
+    assert manifest.device.entries[0].shared_bytes == manifest.resources["shared_bytes"]
 
 
 def test_a_loadable_object_needs_a_linker(monkeypatch):
