@@ -281,10 +281,10 @@ def worker(
     address: Annotated[str, typer.Option(help="HOST:PORT of the cluster's Ray head")],
     devices: Annotated[
         int | None,
-        typer.Option(min=1, max=64, help="how many of it; default: 1, of NVIDIA GPUs all"),
+        typer.Option(min=1, max=64, help="how many of it; default: 1, of GPUs all"),
     ] = None,
     offer: Annotated[
-        str, typer.Option(help='"cpu", "cuda" (this machine\'s GPUs) or "emulated h200"')
+        str, typer.Option(help='"cpu", "cuda" or "rocm" (this machine\'s GPUs), or "emulated h200"')
     ] = "cpu",
     node_ip: Annotated[str | None, typer.Option(help="the address others reach it at")] = None,
 ) -> None:
