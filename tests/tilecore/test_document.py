@@ -203,6 +203,34 @@ def test_products_with_factors():
         read(document)
 
 
+def test_factors_in_tensor_memory():
+    @T.prim_func
+    def scaled(A: T.Tensor((128, 128), "float8_e5m2"), C: T.Tensor((128, 128), "float32")):
+        with T.Kernel(1, threads=128):
+            a, words = T.alloc_shared((128, 128), "float8_e5m2"), T.alloc_shared((128,), "uint32")
+            c, factors = T.alloc_tmem((128, 128), "float32"), T.alloc_tmem((128, 4), "uint32")
+            T.copy(A, a)
+            T.fill(words, 0x7F7F7F7F)
+            T.tcgen05_cp_warpx4(words, factors)
+            T.tcgen05_gemm_blockscaled(
+                a, a, c, factors, factors, transpose_B=True, clear_accum=True, k_start=0,
+                sf_a_granularity_k=32, sf_b_granularity_k=64,
+            )  # fmt: skip
+            T.copy(c, C)
+
+    document = write(scaled)
+    same(again(scaled), scaled)
+    stmts = {s["node"]: s for s in document["body"]["stmts"][0]["body"]["stmts"]}
+    kept = dict(stmts["gemm"])
+    stmts["gemm"] |= {"factors": [], "sharing": []}
+    with pytest.raises(InvalidDocument, match="factors in lanes"):
+        read(document)
+    stmts["gemm"] |= kept
+    stmts["chunk_copy"]["src"] = stmts["chunk_copy"]["dst"]
+    with pytest.raises(ShapeMismatch, match="128 rows of 4 columns for each chunk"):
+        read(document)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), -0.0, 1e-45, 0.1])
 def test_numbers_keep_every_bit(value):
     func = filled(Const(value, T.float32(1.0).dtype))

@@ -20,6 +20,7 @@ from tilecore.ir.nodes import (
     Arrive,
     Atomic,
     Buffer,
+    ChunkCopy,
     Copy,
     Exchange,
     Fill,
@@ -40,7 +41,8 @@ from tilecore.ir.nodes import (
 
 _CURRENT: ContextVar[Builder | None] = ContextVar("tilecore_builder", default=None)
 _IN_KERNEL = (
-    Arrive, Atomic, Copy, Exchange, Fill, Gemm, LaneGemm, Parallel, Reduce, Scan, Store, Sync, Wait,
+    Arrive, Atomic, ChunkCopy, Copy, Exchange, Fill, Gemm, LaneGemm, Parallel, Reduce, Scan, Store,
+    Sync, Wait,
 )  # fmt: skip
 INLINE_LIMIT = 64  # nodes: a longer pure expression gets a name instead of being repeated
 

@@ -21,7 +21,7 @@ def reads(stmt: Stmt) -> list[Buffer]:
     """Return the buffers that a statement itself reads."""
     found = [load.buffer for load in loads(stmt)]
     match stmt:
-        case nodes.Copy(src=src) | nodes.Scan(src=src):
+        case nodes.Copy(src=src) | nodes.ChunkCopy(src=src) | nodes.Scan(src=src):
             found.append(src.buffer)
         case nodes.Gemm(a=a, b=b, c=c, factors=factors):
             found += [a.buffer, b.buffer, c.buffer, *(f.buffer for f in factors)]
@@ -41,7 +41,7 @@ def reads(stmt: Stmt) -> list[Buffer]:
 def writes(stmt: Stmt) -> list[Buffer]:
     """Return the buffers that a statement itself writes."""
     match stmt:
-        case nodes.Copy() | nodes.Fill() | nodes.Reduce() | nodes.Scan():
+        case nodes.Copy() | nodes.ChunkCopy() | nodes.Fill() | nodes.Reduce() | nodes.Scan():
             return [stmt.dst.buffer]
         case nodes.Gemm(c=c) | nodes.LaneGemm(c=c):
             return [c.buffer]

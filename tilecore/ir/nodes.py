@@ -10,6 +10,7 @@ Grammar::
            | Copy(src, dst, barrier)    tile copy with conversion; outside a global tensor loads
                                         give 0 and stores are skipped; see the node for barrier
            | ClusterCopy(copy, block, mask, barrier)   a copy into other blocks of the cluster
+           | ChunkCopy(src, dst)               factors to tensor memory; see ir/scaled_gemm.py
            | Fill(dst, value)
            | Gemm(a, b, c, transpose_a, transpose_b, clear_accum)   c (+)= op(a) @ op(b)
            | Gemm(.., factors, sharing)       elements times their factors; see ir/scaled_gemm.py
@@ -284,6 +285,19 @@ class Fill(Stmt):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ChunkCopy(Stmt):
+    """Words of factors to tensor memory: each chunk of 128 to four columns (``ir/scaled_gemm.py``).
+
+    Shapes: src has 128 c words of uint32, row by row; dst is [128, 4 c] after axes of size 1 are
+    dropped. A target may let it run on until a product that reads the factors is complete.
+    """
+
+    src: Region
+    dst: Region
+    span: SourceSpan = NO_SPAN
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Gemm(Stmt):
     """``c (+)= op(a) @ op(b)``; ``clear_accum`` (bool expression) drops the old value of c.
 
@@ -298,7 +312,9 @@ class Gemm(Stmt):
     ``factors``: words of uint32 with what the elements of a and of b are multiplied by, or none:
     ``ir/scaled_gemm.py`` says what that means. ``sharing``: how many elements along K of a and of b
     share a factor. ``factor_type``: of these. ``in_chunks``: how the words lie. ``pairs_of``: the
-    type of which each byte of a and b holds two elements along K, or "".
+    type of which each byte of a and b holds two elements along K, or "". ``in_lanes``: the words
+    lie as ChunkCopy places them. ``start``: where a and b begin along K, which then decides which
+    byte of a word counts.
     """
 
     a: Region
@@ -317,6 +333,8 @@ class Gemm(Stmt):
     factor_type: str = "float8_e4m3fn"
     in_chunks: bool = False
     pairs_of: str = ""
+    in_lanes: bool = False
+    start: Expr | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -168,6 +168,8 @@ def _gemm(stmt: nodes.Gemm, namer: Namer) -> str:
     options += f" ({stmt.factor_type})" if stmt.factor_type == "float8_e8m0fnu" else ""
     options += " in chunks" if stmt.in_chunks else ""
     options += f" pairs of {stmt.pairs_of}" if stmt.pairs_of else ""
+    options += " in lanes" if stmt.in_lanes else ""
+    options += "" if stmt.start is None else f" from {_expr(stmt.start, namer, 0)}"
     return f"gemm {_region(stmt.c, namer)} += {a} @ {b}{options}"
 
 
@@ -234,6 +236,8 @@ def _head(stmt: Stmt, namer: Namer) -> str:  # noqa: C901 - one case per node of
             return f"copy {_region(stmt.src, namer)} -> {_region(stmt.dst, namer)}{notes}"
         case nodes.ClusterCopy():
             return _cluster_copy(stmt, namer)
+        case nodes.ChunkCopy():
+            return f"copy chunks {_region(stmt.src, namer)} -> {_region(stmt.dst, namer)}"
         case nodes.Fill():
             return f"fill {_region(stmt.dst, namer)} = {_expr(stmt.value, namer, 0)}"
         case nodes.Gemm():

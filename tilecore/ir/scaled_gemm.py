@@ -4,6 +4,11 @@
 float8_e8m0fnu; four factors, the first one lowest, are a word. Elements are multiplied by their
 factors in bfloat16, which holds exactly what has 4 significant bits each, and then by each other:
 on every target but those whose matrix unit does it all (``passes/scaled_products.py``).
+
+Words lie in rows, in chunks, or in lanes: as a ChunkCopy places them in a tile of 128 rows, where
+the matrix unit of sm_100 looks for them. There row ``r`` has its word in column ``r // 32`` of row
+``r % 32``, and once more 32, 64 and 96 rows below. Where the elements of a tile have several words
+along K, each has columns of its own, four for every 128 rows.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tilecore.errors import SourceSpan
+from tilecore.errors import ShapeMismatch, SourceSpan, TypeMismatch
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import (
     Expr,
@@ -25,10 +30,12 @@ from tilecore.ir.expr import (
     int_value,
     reinterpret,
 )
+from tilecore.ir.indexing import format_shape, varying_axes
 from tilecore.ir.nodes import (
     NO_SPAN,
     Alloc,
     Buffer,
+    ChunkCopy,
     For,
     Gemm,
     Parallel,
@@ -38,6 +45,7 @@ from tilecore.ir.nodes import (
     Stmt,
     Store,
 )
+from tilecore.ir.polynomial import is_equal, product
 from tilecore.ir.visitor import Rewriter, walk
 
 WORD = DType("uint32")
@@ -136,23 +144,122 @@ def _in_chunks(row: Expr, word: Expr, words: Expr) -> tuple[Expr, Expr]:
     return binary("floordiv", flat, words), binary("mod", flat, words)
 
 
-def written_out(gemm: Gemm) -> tuple[Stmt, ...]:
-    """Return the statements that a product with factors stands for."""
+def words_along_k(depth: Expr, sharing: int) -> int:
+    """Return how many words the elements of a row of a tile need."""
+    count = int_value(depth)
+    return 1 if count is None else max(1, -(-count // (sharing * PER_WORD)))
 
-    def factor(factors: Region, sharing: int) -> Place:
+
+def columns_of_word(rows: Expr) -> Expr:
+    """Return the columns that the words of one number along K take where they lie in lanes."""
+    chunks = binary("floordiv", binary("add", rows, CHUNK - 1), CHUNK)
+    return binary("mul", chunks, COLUMNS)
+
+
+def word_in_lanes(factors: Region, row: Expr, word: Expr, rows: Expr) -> tuple[Expr, ...]:
+    """Return the indices of a word of one of ``rows`` rows, by its number along K, in lanes."""
+    across = binary("mul", word, columns_of_word(rows))
+    at = (binary("mod", row, LANES), binary("add", across, binary("floordiv", row, LANES)))
+    indices = (binary("add", o, i) for o, i in zip(factors.offsets[-2:], at, strict=True))
+    return (*factors.offsets[:-2], *indices)
+
+
+def chunk_words(region: Region, what: str) -> Expr:
+    """Return how many chunks of 128 words a region has.
+
+    Raises:
+        ShapeMismatch: no multiple of 128 words (TC201).
+        TypeMismatch: no tile of uint32 (TC202).
+    """
+    if region.buffer.dtype != WORD:
+        raise TypeMismatch(expected=f"uint32 words in {what}", found=region.buffer.dtype)
+    count = product(region.extents)
+    chunks = binary("floordiv", count, CHUNK)
+    if not is_equal(binary("mul", chunks, CHUNK), count):
+        found = format_shape(region.extents)
+        raise ShapeMismatch(what=what, expected=f"a multiple of {CHUNK} words", found=found)
+    return chunks
+
+
+def check_chunks(copy: ChunkCopy) -> None:
+    """Check the shapes of a copy of chunks.
+
+    Raises:
+        ShapeMismatch: no multiple of 128 words, or other columns than these take (TC201).
+        TypeMismatch: no tiles of uint32 (TC202).
+    """
+    chunks = chunk_words(copy.src, "the source of a copy of chunks")
+    if copy.dst.buffer.dtype != WORD:
+        raise TypeMismatch(expected="uint32 words in its destination", found=copy.dst.buffer.dtype)
+    rows, columns = ([int_value(e) or e for e in copy.dst.extents[-2:]] + [0, 0])[:2]
+    if rows != CHUNK or not is_equal(as_expr(columns), binary("mul", chunks, COLUMNS)):
+        raise ShapeMismatch(
+            what="the destination of a copy of chunks",
+            expected=f"{CHUNK} rows of {COLUMNS} columns for each chunk",
+            found=format_shape(copy.dst.extents),
+        )
+
+
+def chunks_written_out(copy: ChunkCopy) -> Parallel:
+    """Return the nest that a copy of chunks stands for."""
+    names = chunk, part, lane, column = Var("chunk"), Var("part"), Var("lane"), Var("column")
+    flat = binary("add", binary("mul", chunk, CHUNK), binary("mul", lane, COLUMNS))
+    source = _unraveled(copy.src, binary("add", flat, column))
+    below = binary("add", binary("mul", part, LANES), lane)
+    beside = binary("add", binary("mul", chunk, COLUMNS), column)
+    target = copy.dst
+    at = (binary("add", o, i) for o, i in zip(target.offsets[-2:], (below, beside), strict=True))
+    value = Load(copy.src.buffer, source, WORD)
+    store = Store(target.buffer, (*target.offsets[:-2], *at), value, copy.span)
+    chunks = binary("floordiv", product(copy.src.extents), CHUNK)
+    extents = (chunks, *map(const, (COLUMNS, LANES, COLUMNS)))
+    return Parallel(names, extents, store, span=copy.span)
+
+
+def _unraveled(region: Region, flat: Expr) -> tuple[Expr, ...]:
+    """Return the indices of an element of a region, by its number row by row."""
+    axes = varying_axes(region)
+    indices = list(region.offsets)
+    for axis in reversed(axes):
+        inner = flat if axis == axes[0] else binary("mod", flat, region.extents[axis])
+        indices[axis] = binary("add", indices[axis], inner)
+        flat = binary("floordiv", flat, region.extents[axis])
+    return tuple(indices)
+
+
+def sides_of(gemm: Gemm) -> tuple[Scaled, Scaled]:
+    """Return the operands of a product with their factors."""
+
+    def factor(side: int, operand: Region, *, is_turned: bool) -> Scaled:
+        factors, sharing = gemm.factors[side], gemm.sharing[side]
+
         def place(row: Expr, k: Expr) -> Expr:
             number = binary("floordiv", k, sharing)
             at = binary("floordiv", number, PER_WORD)
-            indices = word_at(factors, row, at, in_chunks=gemm.in_chunks)
+            if gemm.in_lanes:
+                first = const(0) if gemm.start is None else gemm.start
+                number = binary("floordiv", binary("add", first, k), sharing)
+                words = words_along_k(made.depth, sharing)
+                at = binary("mod", binary("floordiv", number, PER_WORD), words)
+                indices = word_in_lanes(factors, row, at, made.rows)
+            else:
+                indices = word_at(factors, row, at, in_chunks=gemm.in_chunks)
             return factor_in(Load(factors.buffer, indices, WORD), number, gemm.factor_type)
 
-        return place
+        made = Scaled(operand, "AB"[side], is_turned, place, gemm.pairs_of, gemm.span)
+        return made
 
-    places = [factor(f, n) for f, n in zip(gemm.factors, gemm.sharing, strict=True)]
-    sides = (
-        Scaled(gemm.a, "A", gemm.transpose_a, places[0], gemm.pairs_of, gemm.span),
-        Scaled(gemm.b, "B", not gemm.transpose_b, places[1], gemm.pairs_of, gemm.span),
+    return (
+        factor(0, gemm.a, is_turned=gemm.transpose_a),
+        factor(1, gemm.b, is_turned=not gemm.transpose_b),
     )
+
+
+def written_out(gemm: Gemm) -> tuple[Stmt, ...]:
+    """Return the statements that a product with factors stands for."""
+    sides = sides_of(gemm)
+    if gemm.in_lanes:  # the program waits for all of it at once
+        return _at_once(gemm, sides)
     depth = int_value(sides[0].depth)
     step = STEP if depth is not None and depth % STEP == 0 else sides[0].depth
     tiles = [side.tile(kind_of(gemm.c), as_expr(step)) for side in sides]
@@ -160,15 +267,29 @@ def written_out(gemm: Gemm) -> tuple[Stmt, ...]:
     start = binary("mul", turn, step)
     a, b = (_whole(tile) for tile in tiles)
     clear = binary("and", gemm.clear_accum, binary("eq", turn, 0))
-    product = replace(
-        gemm, a=a, b=b, transpose_a=False, transpose_b=True, clear_accum=clear, factors=(),
-        sharing=(), in_chunks=False, pairs_of="",
-    )  # fmt: skip
+    multiplied = _plain(gemm, a, b, clear)
     filled = (s.fill(tile, start) for s, tile in zip(sides, tiles, strict=True))
-    body = Seq((*filled, product), gemm.span)
+    body = Seq((*filled, multiplied), gemm.span)
     stop = binary("floordiv", sides[0].depth, step)
     loop = For(turn, const(0), stop, const(1), "serial", body, span=gemm.span)
     return (*(Alloc(tile, gemm.span) for tile in tiles), loop)
+
+
+def _at_once(gemm: Gemm, sides: tuple[Scaled, Scaled]) -> tuple[Stmt, ...]:
+    tiles = [side.tile(kind_of(gemm.c), side.depth) for side in sides]
+    filled = (s.fill(tile, const(0)) for s, tile in zip(sides, tiles, strict=True))
+    a, b = (_whole(tile) for tile in tiles)
+    multiplied = _plain(gemm, a, b, gemm.clear_accum)
+    return (*(Alloc(tile, gemm.span) for tile in tiles), *filled, multiplied)
+
+
+def _plain(gemm: Gemm, a: Region, b: Region, clear: Expr) -> Gemm:
+    """Return the product of operands that have been multiplied by their factors."""
+    return replace(
+        gemm, a=a, b=b, transpose_a=False, transpose_b=True, clear_accum=clear, factors=(),
+        sharing=(), in_chunks=False, pairs_of="", in_lanes=False, start=None,
+        factor_type=FACTORS[0],
+    )  # fmt: skip
 
 
 def _whole(tile: Buffer) -> Region:
@@ -178,7 +299,7 @@ def _whole(tile: Buffer) -> Region:
 class WriteOut(Rewriter):
     """Puts plain statements in the place of products with factors, but for those kept."""
 
-    def __init__(self, kept: frozenset[Gemm] = frozenset()) -> None:
+    def __init__(self, kept: frozenset[Stmt] = frozenset()) -> None:
         self.kept = kept
 
     def visit_seq(self, stmt: Seq) -> Stmt:
@@ -194,14 +315,23 @@ class WriteOut(Rewriter):
         found = self._found(stmt)
         return found[0] if len(found) == 1 else Seq(found, stmt.span)
 
+    def visit_chunkcopy(self, stmt: ChunkCopy) -> Stmt:
+        """Return what a copy of chunks stands for."""
+        return stmt if stmt in self.kept else chunks_written_out(stmt)
+
     def _found(self, stmt: Stmt) -> tuple[Stmt, ...]:
         if not isinstance(stmt, Gemm):
             return (self.visit(stmt),)
         return written_out(stmt) if stmt.factors and stmt not in self.kept else (stmt,)
 
 
-def without_factors(func: PrimFunc, kept: frozenset[Gemm] = frozenset()) -> PrimFunc:
-    """Return ``func`` with plain statements for products with factors, but for those ``kept``."""
-    if not any(isinstance(s, Gemm) and s.factors and s not in kept for s in walk(func.body)):
+def has_factors(stmt: Stmt) -> bool:
+    """Return whether a statement is about factors."""
+    return isinstance(stmt, ChunkCopy) or (isinstance(stmt, Gemm) and bool(stmt.factors))
+
+
+def without_factors(func: PrimFunc, kept: frozenset[Stmt] = frozenset()) -> PrimFunc:
+    """Return ``func`` with plain statements for those about factors, but for those ``kept``."""
+    if not any(has_factors(s) and s not in kept for s in walk(func.body)):
         return func
     return replace(func, body=WriteOut(kept).visit(func.body))

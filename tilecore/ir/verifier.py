@@ -28,9 +28,10 @@ from tilecore.ir.lane_matrix import fault_of
 from tilecore.ir.nodes import Buffer, PrimFunc, Region, Stmt
 from tilecore.ir.packed_rules import param_faults, stmt_faults
 from tilecore.ir.polynomial import is_equal, product
+from tilecore.ir.scaled_gemm import check_chunks
 from tilecore.ir.visitor import expressions, regions, walk, walk_expr
 
-_TILE_OPS = (nodes.Copy, nodes.Fill, nodes.Gemm, nodes.Reduce, nodes.Scan)
+_TILE_OPS = (nodes.Copy, nodes.ChunkCopy, nodes.Fill, nodes.Gemm, nodes.Reduce, nodes.Scan)
 UNBOUND = "symbols get their values from shapes of tensors, or are parameters (n: T.int32)"
 MOST_TURNS = 2**31 - 1
 _DIVISIONS, _SHIFTS = ("div", "floordiv", "mod"), ("shl", "shr")
@@ -251,6 +252,12 @@ class _Checker:
 
     def cluster_copy(self, stmt: nodes.ClusterCopy) -> None:
         self.visit(stmt.copy)
+
+    def chunk_copy(self, stmt: nodes.ChunkCopy) -> None:
+        try:
+            check_chunks(stmt)
+        except (ShapeMismatch, TypeMismatch) as error:
+            self.fault(error)
 
     def fill(self, stmt: nodes.Fill) -> None:
         if stmt.value.dtype == "bool" and stmt.dst.buffer.dtype.is_float:
@@ -527,6 +534,7 @@ _CHECKS: Mapping[type[Stmt], Callable[[_Checker, Any], None]] = {
     nodes.If: _Checker.if_stmt,
     nodes.Copy: _Checker.copy,
     nodes.ClusterCopy: _Checker.cluster_copy,
+    nodes.ChunkCopy: _Checker.chunk_copy,
     nodes.Fill: _Checker.fill,
     nodes.Gemm: _Checker.gemm,
     nodes.Reduce: _Checker.reduce,

@@ -13,6 +13,7 @@ from tilecore.ir.nodes import (
     Assert,
     Atomic,
     Buffer,
+    ChunkCopy,
     ClusterCopy,
     Copy,
     Exchange,
@@ -72,8 +73,8 @@ def walk(stmt: Stmt) -> Iterator[Stmt]:
 def regions(stmt: Stmt) -> tuple[Region, ...]:
     """Return the regions that a tile op names (not those of nested statements)."""
     match stmt:
-        case Copy(src=src, dst=dst) | Reduce(src=src, dst=dst) | Scan(src=src, dst=dst):
-            return (src, dst)
+        case Copy() | ChunkCopy() | Reduce() | Scan():
+            return (stmt.src, stmt.dst)
         case Fill(dst=dst):
             return (dst,)
         case Gemm(a=a, b=b, c=c, factors=factors):
@@ -99,8 +100,8 @@ def expressions(stmt: Stmt) -> tuple[Expr, ...]:  # noqa: C901 - one case per no
         case Alloc(buffer=buffer):
             found += [*buffer.shape, *(buffer.strides or ())]
             found += [] if buffer.address is None else [buffer.address]
-        case Gemm(clear_accum=clear):
-            found.append(clear)
+        case Gemm(clear_accum=clear, start=start):
+            found += [clear] if start is None else [clear, start]
         case Parallel(extents=extents):
             found += extents
         case For(start=start, stop=stop, step=step):

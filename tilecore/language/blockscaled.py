@@ -1,14 +1,16 @@
 """Block-scaled products: every few neighbours along K share a factor, four factors to a uint32.
 
-``T.mma_gemm_blockscaled`` is a product with factors, which the matrix units of some GPUs multiply
-themselves (``ir/scaled_gemm.py`` says what it means everywhere else). The operands of
-``T.tcgen05_gemm_blockscaled`` are multiplied by their factors, which bfloat16 holds exactly (4
-significant bits by 4 at most), and then by each other. What prepares factors for the tensor memory
-of a GPU moves the same words here.
+The matrix units of some GPUs multiply elements and factors themselves: ``T.mma_gemm_blockscaled``
+has its factors in shared memory, ``T.tcgen05_gemm_blockscaled`` in tensor memory, where
+``T.tcgen05_cp_warpx4`` places them. Everywhere else elements are multiplied by their factors, which
+bfloat16 holds exactly (4 significant bits by 4 at most), and then by each other
+(``ir/scaled_gemm.py``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tilecore.errors import ScopeError, ShapeMismatch, TypeMismatch
@@ -26,22 +28,12 @@ from tilecore.ir.expr import (
 )
 from tilecore.ir.gemm_shape import check_gemm_shape
 from tilecore.ir.indexing import format_shape, varying_axes
-from tilecore.ir.nodes import Alloc, Buffer, Gemm, Parallel, Region, Store
+from tilecore.ir.nodes import Alloc, Buffer, ChunkCopy, Gemm, Parallel, Region, Store
 from tilecore.ir.polynomial import is_equal
-from tilecore.ir.scaled_gemm import (
-    CHUNK,
-    COLUMNS,
-    FACTORS,
-    LANES,
-    WORD,
-    Place,
-    Scaled,
-    factor_in,
-    kind_of,
-)
-from tilecore.language.barrier import alone
+from tilecore.ir.scaled_gemm import CHUNK, COLUMNS, FACTORS, LANES, WORD, check_chunks
+from tilecore.language.barrier import alone, arrive
 from tilecore.language.copy import copy, region
-from tilecore.language.gemm import GemmWarpPolicy, gemm
+from tilecore.language.gemm import GemmWarpPolicy
 
 __all__ = [
     "mma_gemm_blockscaled", "tcgen05_cp_warpx4", "tcgen05_gemm_blockscaled",
@@ -49,11 +41,6 @@ __all__ = [
 ]  # fmt: skip
 GRANULE = 16  # elements along K that share a factor: 16 or 32 of an instruction
 ROW_MAJOR, CHUNKS = "rowmajor", "blockscaled_chunk_kmajor"
-
-
-def _emit(names: tuple[Var, ...], extents: tuple[Expr, ...], store: Store) -> None:
-    builder = current()
-    builder.emit(Parallel(names, extents, store, span=builder.span))
 
 
 def _words(row: Region, what: str) -> tuple[int, Expr]:
@@ -95,13 +82,17 @@ def tcgen05_sf_warp_transpose(smem_src: Any) -> None:
     target = binary("add", binary("add", first, binary("mul", lane, COLUMNS)), column)
     value = Load(before, (source,), WORD)
     store = Store(row.buffer, _at(row, axis, target), value, builder.span)
-    _emit(names, (chunks, const(LANES), const(COLUMNS)), store)
+    extents = (chunks, const(LANES), const(COLUMNS))
+    builder.emit(Parallel(names, extents, store, span=builder.span))
 
 
 def tcgen05_cp_warpx4(
     smem_src: Any, tmem_dst: Any, tmem_col_offset: ExprLike = 0, *, use_2cta: bool = False
 ) -> None:
     """Copy each chunk of 128 words to four columns of 32 lanes, four times below each other.
+
+    A product that reads the factors may follow at once; what the words lay in is free when that is
+    complete.
 
     Args:
         smem_src: a row of uint32 words in shared memory.
@@ -110,23 +101,22 @@ def tcgen05_cp_warpx4(
         use_2cta: for two blocks of a cluster, which is refused.
 
     Raises:
-        ShapeMismatch: no row, or no multiple of 128 words (TC201).
+        ShapeMismatch: no row, or no multiple of 128 words, or no 128 rows (TC201).
         TypeMismatch: no tile of uint32 (TC202).
         UnknownPrimitive: a copy to two blocks (TC102).
     """
     if use_2cta:
         alone("tcgen05_cp_warpx4(use_2cta=True)")
     row, target = region(smem_src, "T.tcgen05_cp_warpx4"), region(tmem_dst, "its destination")
-    axis, chunks = _words(row, "T.tcgen05_cp_warpx4")
-    names = chunk, part, lane, column = Var("chunk"), Var("part"), Var("lane"), Var("column")
-    source = binary("add", binary("mul", chunk, CHUNK), binary("mul", lane, COLUMNS))
-    value = Load(row.buffer, _at(row, axis, binary("add", source, column)), WORD)
-    below = binary("add", binary("mul", part, LANES), lane)
-    beside = binary("add", binary("add", tmem_col_offset, binary("mul", chunk, COLUMNS)), column)
-    rows, columns = (binary("add", o, i) for o, i in zip(target.offsets, (below, beside),
-                                                         strict=True))  # fmt: skip
-    store = Store(target.buffer, (rows, columns), value, current().span)
-    _emit(names, (chunks, const(COLUMNS), const(LANES), const(COLUMNS)), store)
+    _, chunks = _words(row, "T.tcgen05_cp_warpx4")
+    column = binary("add", target.offsets[-1], tmem_col_offset)
+    offsets = (*target.offsets[:-1], column)
+    extents = (*(const(1) for _ in target.extents[:-2]), const(CHUNK))
+    builder = current()
+    there = Region(target.buffer, offsets, (*extents, binary("mul", chunks, COLUMNS)))
+    copied = ChunkCopy(row, there, builder.span)
+    check_chunks(copied)
+    builder.emit(copied)
 
 
 def tcgen05_gemm_blockscaled(
@@ -145,8 +135,12 @@ def tcgen05_gemm_blockscaled(
     sf_a_granularity_k: int,
     sf_b_granularity_k: int,
     use_2cta: bool = False,
+    sf_dtype: str = "float8_e8m0fnu",
 ) -> None:
-    """Compute ``C (+)= op(A sfa) @ op(B sfb)`` with factors 2 ** (byte - 127), then arrive.
+    """Compute ``C (+)= op(A sfa) @ op(B sfb)``, then arrive.
+
+    A row's word holds four factors; where the tile needs several words along K, those of the second
+    lie four columns for every 128 rows behind those of the first, and so on.
 
     Args:
         A: tile [M, K], or [K, M] with ``transpose_A``.
@@ -163,42 +157,27 @@ def tcgen05_gemm_blockscaled(
         sf_a_granularity_k: elements along K that share a factor of A.
         sf_b_granularity_k: the same of B.
         use_2cta: for two blocks of a cluster, which is refused.
+        sf_dtype: type of the factors: float8_e8m0fnu (2 ** (byte - 127)), or float8_e4m3fn (of
+            NVFP4), which TileLang's has not.
 
     Raises:
         ShapeMismatch: M, N or K differ between the tiles (TC201).
-        TypeMismatch: an argument is not a tile, or no granularity (TC202).
+        TypeMismatch: an argument is not a tile, no granularity, or an unknown type of factors
+            (TC202).
         UnknownPrimitive: a product of two blocks of a cluster (TC102).
     """
     _ = wg_wait
     if use_2cta:
         alone("tcgen05_gemm_blockscaled(use_2cta=True)")
 
-    def factor(factors: Region, granularity: int) -> Place:
-        _check_granularity(granularity, "tcgen05_gemm_blockscaled")
-
-        def place(row: Expr, k: Expr) -> Expr:
-            chunk, inside = binary("floordiv", row, CHUNK), binary("mod", row, CHUNK)
-            column = binary("add", binary("mul", chunk, COLUMNS), binary("floordiv", inside, LANES))
-            at = (binary("mod", inside, LANES), column)
-            indices = (binary("add", o, i) for o, i in zip(factors.offsets, at, strict=True))
-            word = Load(factors.buffer, tuple(indices), WORD)
-            number = binary("floordiv", binary("add", as_expr(k_start), k), granularity)
-            return factor_in(word, number, "float8_e8m0fnu")
-
-        return place
-
-    sfa, sfb = region(SFA_tmem, "SFA_tmem"), region(SFB_tmem, "SFB_tmem")
-    kind = kind_of(region(C, "C of T.tcgen05_gemm_blockscaled"))
-    places = factor(sfa, sf_a_granularity_k), factor(sfb, sf_b_granularity_k)
-    left = _scaled(A, "A", bool(transpose_A), places[0])
-    right = _scaled(B, "B", not transpose_B, places[1])
-    a, b = left.tile(kind, left.depth), right.tile(kind, right.depth)
-    builder = current()
-    for tile in (a, b):
-        builder.emit(Alloc(tile, builder.span))
-    builder.emit(left.fill(a, const(0)))
-    builder.emit(right.fill(b, const(0)))
-    gemm(a, b, C, False, True, clear_accum=clear_accum, mbar=mbar)
+    what = "tcgen05_gemm_blockscaled"
+    _emit_product(
+        what, (A, B, C), (bool(transpose_A), bool(transpose_B)), clear_accum,
+        _factors(what, (SFA_tmem, SFB_tmem), (sf_a_granularity_k, sf_b_granularity_k), sf_dtype),
+        is_async=mbar is not None, in_lanes=True, start=as_expr(k_start),
+    )  # fmt: skip
+    if mbar is not None:
+        arrive(mbar, "gemm", once=True, after_products=True)
 
 
 def mma_gemm_blockscaled(
@@ -246,32 +225,51 @@ def mma_gemm_blockscaled(
     layout = sf_layout or ROW_MAJOR
     if layout not in (ROW_MAJOR, CHUNKS):
         raise TypeMismatch(expected=f"sf_layout {ROW_MAJOR} or {CHUNKS}", found=repr(layout))
-    if str(sf_dtype) not in FACTORS:
-        raise TypeMismatch(expected=f"sf_dtype {' or '.join(FACTORS)}", found=sf_dtype)
-    factors = [region(words, name) for words, name in ((SFA, "SFA"), (SFB, "SFB"))]
-    for words in factors:
-        if words.buffer.dtype != WORD or len(words.extents) < 2:
-            raise TypeMismatch(
-                expected=f"rows of uint32 words in `{words.buffer.name}`",
-                found=f"{words.buffer.dtype} {format_shape(words.extents)}",
-            )
-    given = (sf_a_granularity_k, sf_b_granularity_k)
-    sharing = tuple(_check_granularity(count, "mma_gemm_blockscaled") for count in given)
+    what = "mma_gemm_blockscaled"
+    name = policy.value if isinstance(policy, GemmWarpPolicy) else str(policy)
+    _emit_product(
+        what, (A, B, C), (bool(transpose_A), bool(transpose_B)), clear_accum,
+        _factors(what, (SFA, SFB), (sf_a_granularity_k, sf_b_granularity_k), sf_dtype),
+        policy=name, in_chunks=layout == CHUNKS,
+    )  # fmt: skip
+
+
+def _emit_product(
+    what: str, tiles: Sequence[Any], turned: tuple[bool, bool], clear_accum: Any,
+    factors: Mapping[str, Any], **options: Any,
+) -> None:  # fmt: skip
+    """Emit a product with ``factors`` and further fields of ``Gemm``."""
     builder = current()
     if builder.find("parallel") is not None:
         raise ScopeError(
-            message="T.mma_gemm_blockscaled stands inside T.Parallel", hint="use T.serial around it"
+            message=f"T.{what} stands inside T.Parallel", hint="use T.serial around it"
         )
-    a, b = _matrix(A, "A"), _matrix(B, "B")
-    c = region(C, "C of T.mma_gemm_blockscaled")
-    check_gemm_shape(a, b, c, bool(transpose_A), bool(transpose_B))
-    name = policy.value if isinstance(policy, GemmWarpPolicy) else str(policy)
-    product = Gemm(
-        a, b, c, bool(transpose_A), bool(transpose_B), as_bool(clear_accum), name, builder.span,
-        factors=tuple(factors), sharing=sharing, factor_type=str(sf_dtype),
-        in_chunks=layout == CHUNKS,
-    )  # fmt: skip
-    builder.emit(product)
+    a, b = _matrix(tiles[0], "A"), _matrix(tiles[1], "B")
+    c = region(tiles[2], f"C of T.{what}")
+    check_gemm_shape(a, b, c, *turned)
+    product = Gemm(a, b, c, turned[0], turned[1], as_bool(clear_accum), span=builder.span)
+    builder.emit(replace(product, **factors, **options))
+
+
+def _factors(
+    what: str, words: tuple[Any, Any], sharing: tuple[Any, Any], kind: Any
+) -> Mapping[str, Any]:
+    """Return what a Gemm holds of factors.
+
+    Raises:
+        TypeMismatch: no words, no granularity, or an unknown type of factors (TC202).
+    """
+    if str(kind) not in FACTORS:
+        raise TypeMismatch(expected=f"sf_dtype {' or '.join(FACTORS)}", found=kind)
+    found = tuple(region(w, name) for w, name in zip(words, ("SFA", "SFB"), strict=True))
+    for box in found:
+        if box.buffer.dtype != WORD or len(box.extents) < 2:
+            raise TypeMismatch(
+                expected=f"rows of uint32 words in `{box.buffer.name}`",
+                found=f"{box.buffer.dtype} {format_shape(box.extents)}",
+            )
+    shared = tuple(_check_granularity(count, what) for count in sharing)
+    return {"factors": found, "sharing": shared, "factor_type": str(kind)}
 
 
 def _matrix(operand: Any, name: str) -> Region:
@@ -280,10 +278,6 @@ def _matrix(operand: Any, name: str) -> Region:
     if len(box.extents) < 2:
         raise ShapeMismatch(what=what, expected="rows", found=format_shape(box.extents))
     return box
-
-
-def _scaled(operand: Any, name: str, is_turned: bool, factor: Place) -> Scaled:
-    return Scaled(_matrix(operand, name), name, is_turned, factor, span=current().span)
 
 
 def _check_granularity(given: Any, what: str) -> int:

@@ -71,6 +71,8 @@ def unit_of(gemm: Gemm) -> Unit | None:
 def why_not(gemm: Gemm, launch: KernelLaunch, target: GpuTarget) -> str:
     """Return why no matrix unit multiplies the elements of a product and their factors, or ""."""
     a, b, c = gemm.a.buffer, gemm.b.buffer, gemm.c.buffer
+    if gemm.in_lanes:
+        return f"no tensor memory on {target.arch}"
     if not target.scales_blocks:
         return f"no mma with factors on {target.arch}"
     unit = unit_of(gemm)

@@ -147,8 +147,9 @@ def _factor_faults(fields: Mapping[str, Any]) -> Iterator[Fault]:
     factors, sharing = fields.get("factors", ()), fields.get("sharing", ())
     if len(factors) not in (0, 2) or len(sharing) != len(factors):
         yield "no factors, or those of a and of b", f"{len(factors)}, shared by {sharing}"
-    if not factors and fields.get("in_chunks", False):
-        yield "factors in chunks", "none"
+    for layout in ("in_chunks", "in_lanes"):
+        if not factors and fields.get(layout, False):
+            yield f"factors {layout.replace('_', ' ')}", "none"
 
 
 def _is_hint(key: str, value: Any) -> bool:

@@ -60,13 +60,15 @@ STATEMENTS: Mapping[str, Form] = {
     "cluster_copy": Form(
         nodes.ClusterCopy, {"copy": "copy", "block": "expr", "mask": "int", "barrier": "load"}
     ),
+    "chunk_copy": Form(nodes.ChunkCopy, {"src": "region", "dst": "region"}),
     "fill": Form(nodes.Fill, {"dst": "region", "value": "expr"}),
     "gemm": Form(
         nodes.Gemm,
         {"a": "region", "b": "region", "c": "region", "transpose_a": "flag", "transpose_b": "flag",
          "clear_accum": "expr", "policy": "text", "is_async": "flag", "in_group": "flag",
          "in_pair": "flag", "factors": "regions", "sharing": "ints",
-         "factor_type": "text", "in_chunks": "flag", "pairs_of": "text"},
+         "factor_type": "text", "in_chunks": "flag", "pairs_of": "text", "in_lanes": "flag",
+         "start": "expr"},
         {"factor_type": FACTORS, "pairs_of": ("",)},  # pairs: passes make them alone
     ),
     "reduce": Form(
