@@ -4,7 +4,7 @@ The lowest 9 of an instruction's 128 bits name it; the next 3 say where its oper
 from nvdisasm 13.5's listing of every instruction of tilecore/lowering/cuda/instructions and of two
 kernels of scalar code, for sm_75, sm_80, sm_86, sm_89, sm_90a and sm_100a (2026-11-22), and of the
 library's kernels for sm_120 (2026-11-27): one opcode has another name there (LATER). UTCMMA stands
-for UTCHMMA, UTCQMMA and UTCIMMA, whose type is in other bits.
+for UTCHMMA, UTCQMMA, UTCOMMA and UTCIMMA, whose type is in other bits.
 """
 
 MNEMONICS = {
@@ -32,7 +32,8 @@ MNEMONICS = {
     0x1ac: "LDCU", 0x1ae: "LDGSTS", 0x1af: "LDGDEPBAR", 0x1b0: "ARRIVES", 0x1b1: "SYNCS",
     0x1b2: "SYNCS", 0x1b4: "UTMALDG", 0x1b5: "UTMASTG", 0x1b6: "UTMAREDG", 0x1b7: "UTMACMDFLUSH",
     0x1b9: "UTMACCTL", 0x1ba: "UBLKCP", 0x1bb: "UBLKRED", 0x1c3: "S2UR", 0x1c4: "REDUX",
-    0x1c5: "WARPGROUP", 0x1c6: "FENCE", 0x1c8: "USETMAXREG", 0x1e3: "UTCATOMSWS", 0x1e9: "UTCBAR",
+    0x1c5: "WARPGROUP", 0x1c6: "FENCE", 0x1c8: "USETMAXREG", 0x1e3: "UTCATOMSWS", 0x1e7: "UTCCP",
+    0x1e9: "UTCBAR",
     0x1ea: "UTCMMA", 0x1ed: "STTM", 0x1ee: "LDTM", 0x1f0: "HGMMA", 0x1f1: "IGMMA", 0x1f3: "QGMMA",
 }  # fmt: skip
 # Where the operand bits decide: by all 12.

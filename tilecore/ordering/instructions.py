@@ -12,7 +12,7 @@ from tilecore.ordering.operands import Operand, Pointer, Run
 from tilecore.ordering.program import Act
 
 BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "f32": 4, "f64": 8, "e4m3": 1, "e5m2": 1, "s8": 1, "u8": 1,
-         "s32": 4, "u32": 4}  # fmt: skip
+         "e2m1": 1, "s32": 4, "u32": 4}  # fmt: skip
 ITEMS = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4, "uint32": 4,
          "int64": 8, "uint64": 8, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2}  # fmt: skip
 # What touches no memory that threads share, and orders nothing.
@@ -130,6 +130,15 @@ def _products(name: str, args: Args, site: int) -> list[Act] | None:
             a_in_tensor=found[2] == "ts", in_pair=found[1] is not None,
         )  # fmt: skip
         return [Act(run, site)]
+    form = r"tensor_mma_scaled_n(\d+)_\w+?_(\w+?)_ue\w+_(\w\w)"
+    if found := re.fullmatch(form, name):
+        run = matrix.tensor_mma(
+            site, 128, int(found[1]), BYTES[found[2]], found[3], args[0], args[1], args[2], args[7],
+            a_in_tensor=False, in_pair=False, factors=args[3:5],
+        )  # fmt: skip
+        return [Act(run, site)]
+    if name == "tensor_copy":
+        return [Act(matrix.tensor_copy(site, args[0], args[1]), site)]
     if name.startswith("tensor_commit"):
         mask = args[1] if name.endswith("multicast") else None
         return [Act(matrix.tensor_commit(site, _pointer(args[0]), mask), site, False, "commit")]

@@ -5,6 +5,7 @@ Source: PTX ISA 9.0, sections 9.7.15 (wgmma) and 9.7.16 (tcgen05).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ from tilecore.ordering.shadow import Shadow
 
 QUARTERS = 4  # of the 128 lanes of tensor memory, one per warp
 FOLDED_ROWS = 128  # of two blocks, whose sums take half the columns of twice the lanes
+LANES = 32  # of a quarter
+COPIED_BYTES, COPIED_COLUMNS = 512, 4  # of a copy of words
 
 
 def descriptor(pointer: Pointer, swizzle: int, leading: int, stride: int) -> Any:
@@ -103,11 +106,12 @@ def tensor_allocate(site: int, pointer: Pointer) -> Run:
 
 def tensor_mma(
     site: int, m: int, n: int, itemsize: int, majors: str, d: Operand, a: Operand, b: Operand,
-    accumulates: Operand, *, a_in_tensor: bool, in_pair: bool,
+    accumulates: Operand, *, a_in_tensor: bool, in_pair: bool, factors: Sequence[Operand] = (),
 ) -> Run:  # fmt: skip
     """A product by the thread that runs; products of a block follow each other.
 
-    ``in_pair``: of two blocks, each of which has half of A, of B and of the sums.
+    ``in_pair``: of two blocks, each of which has half of A, of B and of the sums. ``factors``:
+    where in tensor memory those of A and of B lie, a column for 32 rows.
     """
     assert not isinstance(a, Pointer)
     assert not isinstance(b, Pointer)
@@ -133,8 +137,34 @@ def tensor_mma(
                 across = majors[1] != "k"
                 at = _granules(machine, thread, b(env), n // share, itemsize, across, block)
                 machine.shared.read_by(agent, thread, at, site, behind=True)
+                for place, extent in zip(factors, (m, n), strict=False):
+                    at = _cells(block, number_of(place, env), -(-extent // LANES), all_lanes)
+                    _own(memory, machine, agent, thread, at, site, writes=False)
                 at = _cells(block, number_of(d, env), columns, all_lanes)
                 _own(memory, machine, agent, thread, at, site, writes=True)
+
+    return run
+
+
+def tensor_copy(site: int, d: Operand, source: Operand) -> Run:
+    """A copy of words to tensor memory by the unit of products, which runs it among these."""
+    assert not isinstance(source, Pointer)
+    assert source is not None
+
+    def run(machine: Machine, env: Env) -> None:
+        given = source(env)
+        assert isinstance(given, Descriptor)
+        for thread in env[0].ids.tolist():
+            machine.clocks.tick()
+            agent, memory = _unit(machine, thread), machine.tensor_memory()
+            machine.own_products.setdefault(agent, []).append(machine.clocks.now)
+            start = given.start[thread] if isinstance(given.start, np.ndarray) else given.start
+            block = int(machine.block_of[thread])
+            first = (int(start) + block * machine.program.shared_bytes) // machine.program.granule
+            at = first + np.arange(COPIED_BYTES // machine.program.granule)
+            machine.shared.read_by(agent, thread, at, site, behind=True)
+            cells = _cells(block, number_of(d, env), COPIED_COLUMNS, np.arange(QUARTERS))
+            _own(memory, machine, agent, thread, cells, site, writes=True)
 
     return run
 

@@ -68,7 +68,11 @@ def catalog():
         I.tensor_mma(64, "bfloat16", "bfloat16", m=256, a_in_tensor_memory=True, pair=True),
         I.tensor_allocate(64, pair=True), I.tensor_free(64, pair=True),
         *(I.tensor_commit(m, p) for m in (False, True) for p in (False, True)),
-        I.tensor_wait_loads(),
+        *(I.tensor_mma_scaled(n, a, b, "float8_e8m0fnu", a_major=x, b_major=y)
+          for n, a, b, x, y in ((128, *FLOAT8, "k", "k"), (256, *FLOAT8[::-1], "m", "n"))),
+        *(I.tensor_mma_scaled(64, *2 * ["float4_e2m1fn"], f)
+          for f in ("float8_e4m3fn", "float8_e8m0fnu")),
+        I.tensor_copy(), I.tensor_descriptor(0, 0, 128), I.tensor_wait_loads(),
         I.tensor_wait_stores(), I.tensor_fence(True), I.tensor_fence(False),
         I.wgmma_fence(), I.wgmma_commit(), I.wgmma_wait(0), I.wgmma_wait(1),
         I.wgmma_keep(128), I.wgmma_keep(64, "int32"), I.set_registers(24, False),

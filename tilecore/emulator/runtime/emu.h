@@ -126,6 +126,16 @@ template <int M, int N, class A, class B, class C>
 inline void tensor_mma_ts(unsigned d, unsigned a, u64 b, int accumulates, bool b_t, bool pair) {
   tensor_mma({M, N, A::id, B::id, C::id, false, b_t, true, pair}, d, a, b, accumulates);
 }
+// Elements of K-major or other operands times factors in tensor memory, of which `Count` along K.
+void tensor_mma_scaled(const TensorForm& form, unsigned d, u64 a, u64 b, TensorFactors a_factors,
+                       TensorFactors b_factors, bool accumulates);
+template <int N, class A, class B, class Factor, int Count>
+inline void tensor_mma_scaled(unsigned d, u64 a, u64 b, TensorFactors fa, TensorFactors fb,
+                              int accumulates, bool a_t, bool b_t) {
+  tensor_mma_scaled({128, N, A::id, B::id, f32::id, a_t, b_t, false, false, Factor::id, Count}, d, a,
+                    b, fa, fb, accumulates);
+}
+void tensor_copy(unsigned d, u64 source);
 // `mask`: blocks of the cluster, 0: the own one.
 void tensor_commit(void* barrier, int mask, bool pair);
 // `halves`: count units of 8 columns of 16 lanes, else count columns of the thread's own lane.

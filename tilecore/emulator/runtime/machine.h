@@ -103,6 +103,7 @@ struct TensorProduct {  // one tcgen05.mma
   unsigned d;
   TensorOperand a, b;  // where A lies in tensor memory, a.start is its address there
   bool accumulates;
+  TensorFactors factors[2] = {};  // of A and of B
   bool is_done = false;
 };
 struct TensorMemory {

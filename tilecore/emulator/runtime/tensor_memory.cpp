@@ -9,6 +9,7 @@ namespace emu {
 namespace {
 constexpr int LANES = 128, COLUMNS = 512;
 constexpr int A_COLUMNS = 8;  // of the A of one product: 32 bytes of each row
+constexpr int COPIED = 4;     // columns that a copy of words fills
 
 TensorMemory& memory_of(Block& block) {
   TensorMemory& m = block.tensor;
@@ -32,7 +33,7 @@ void check_columns(const TensorMemory& m, unsigned address, int columns, const c
 }
 TensorOperand fields(uint64_t bits) {
   static const unsigned swizzles[] = {0, 0, 128, 0, 64, 0, 32, 0};
-  if ((bits >> 46 & 7) != 1) fail("tcgen05.mma: the descriptor is not one of tcgen05");
+  if ((bits >> 46 & 7) != 1) fail("tcgen05: the descriptor is not one of tcgen05");
   return {(unsigned)(bits & 0x3fff) << 4, (unsigned)(bits >> 16 & 0x3fff) << 4,
           (unsigned)(bits >> 32 & 0x3fff) << 4, swizzles[bits >> 61]};
 }
@@ -53,31 +54,61 @@ uint32_t* cell_of(TensorMemory& m, const TensorProduct& p, int row, int n) {
   return &m.cells[lane * COLUMNS + (p.d & 0xffff) + column];
 }
 
+// Bytes of an element as operands are addressed by; one of 4 bits shares a byte along K.
+int bytes_of(int type) { return std::max(1, width(type) / 8); }
+double operand_element(const Block& block, const TensorOperand& o, int type, int x, int k,
+                       bool transposed) {
+  int each = width(type) == 4 ? 2 : 1;
+  unsigned at = operand_place(o, x, k / each, bytes_of(type), transposed);
+  return element(type, block.shared + at, k % each);
+}
+// The factor of element `k` along K of a row of A or column of B, as a quarter of the lanes has it.
+double factor_of(const TensorProduct& p, int side, int quarter, int x, int k) {
+  const TensorFactors& f = p.factors[side];
+  int column = (int)(f.place & 0xffff) + x / WARP, lane = quarter * WARP + x % WARP;
+  int byte = f.byte + k * p.form.factors / (256 / width(p.form.a_type));
+  return element(p.form.factor_type, &p.blocks[0]->tensor.cells[lane * COLUMNS + column], byte);
+}
+void copy_words(const TensorProduct& p) {
+  Block& block = *p.blocks[0];
+  for (int row = 0; row < WARP; ++row)
+    for (int quarter = 0; quarter < LANES / WARP; ++quarter)
+      memcpy(&block.tensor.cells[(quarter * WARP + row) * COLUMNS + (p.d & 0xffff)],
+             block.shared + operand_place(p.b, row, 0, 1, false), 4 * COPIED);
+}
+
 void multiply(const TensorProduct& p) {
   const TensorForm& f = p.form;
-  int k = 256 / width(f.a_type), size = width(f.b_type) / 8, share = share_of(p);
-  std::vector<double> left(k), right(k * f.n);
+  if (f.is_copy) return copy_words(p);
+  int k = 256 / width(f.a_type), share = share_of(p);
+  std::vector<double> left(k), right(k * f.n), scaled(right);
   for (int n = 0; n < f.n; ++n)  // each block has some columns of B
     for (int x = 0; x < k; ++x)
-      right[n * k + x] = element(
-          f.b_type,
-          p.blocks[n / share]->shared + operand_place(p.b, n % share, x, size, f.b_transposed), 0);
+      right[n * k + x] =
+          operand_element(*p.blocks[n / share], p.b, f.b_type, n % share, x, f.b_transposed);
   for (Block* block : p.blocks)  // and some rows of A and of the sums
     for (int row = 0; row < f.m / (int)p.blocks.size(); ++row) {
       TensorMemory& m = block->tensor;
       const uint32_t* lane = &m.cells[row * COLUMNS + (p.a.start & 0xffff)];
-      for (int x = 0; x < k; ++x)
-        left[x] = f.a_in_tensor
-                      ? element(f.a_type, lane, x)
-                      : element(f.a_type,
-                                block->shared + operand_place(p.a, row, x, size, f.a_transposed), 0);
+      if (row % WARP == 0) scaled = right;
+      if (f.factors && row % WARP == 0)
+        for (int n = 0; n < f.n; ++n)
+          for (int x = 0; x < k; ++x) scaled[n * k + x] *= factor_of(p, 1, row / WARP, n, x);
+      for (int x = 0; x < k; ++x) {
+        left[x] = f.a_in_tensor ? element(f.a_type, lane, x)
+                                : operand_element(*block, p.a, f.a_type, row, x, f.a_transposed);
+        if (f.factors) left[x] *= factor_of(p, 0, row / WARP, row, x);
+      }
       for (int n = 0; n < f.n; ++n) {
         uint32_t* cell = cell_of(m, p, row, n);
         double sum = p.accumulates ? element(f.c_type, cell, 0) : 0.0;
-        for (int x = 0; x < k; ++x) sum += left[x] * right[n * k + x];
+        for (int x = 0; x < k; ++x) sum += left[x] * scaled[n * k + x];
         set_element(f.c_type, cell, 0, sum);
       }
     }
+}
+int factor_columns(const TensorProduct& p, int side) {
+  return ((side ? p.form.n : p.form.m) + WARP - 1) / WARP;
 }
 // Waits for the other block to allocate or free as well; both must be told the same.
 void meet_peer(TensorMemory& m, const char* what) {
@@ -98,6 +129,11 @@ void check_in_flight(Block& block, unsigned first, int columns, bool writes, con
         fail(std::string(what) + ": a product into these columns is still in flight");
       if (writes && p.form.a_in_tensor && a < first + columns && first < a + A_COLUMNS)
         fail(std::string(what) + ": a product that reads these columns is still in flight");
+      for (int side = 0; writes && p.form.factors && side < 2; ++side) {
+        unsigned f = p.factors[side].place & 0xffff, last = f + factor_columns(p, side);
+        if (f < first + columns && first < last)
+          fail(std::string(what) + ": a product that reads these factors is still in flight");
+      }
     }
   };
   look(block);
@@ -144,15 +180,24 @@ void tensor_free(unsigned address, int columns, bool pair) {
   });
   if (pair) meet_peer(my_block().tensor, what);
 }
-void tensor_mma(const TensorForm& form, unsigned d, unsigned long long a, unsigned long long b,
-                bool accumulates) {
+// Gives the unit a product, or a copy of words: later ones of the block follow it.
+static void begin(TensorMemory& m, TensorProduct p) {
+  if (machine.delivery == EARLY) {
+    multiply(p);
+    p.is_done = true;
+  }
+  m.products.push_back(std::move(p));
+  maybe_pause();
+}
+static void product(const TensorForm& form, unsigned d, unsigned long long a, unsigned long long b,
+                    bool accumulates, TensorFactors a_factors, TensorFactors b_factors) {
   settle();
   Block& block = my_block();
   TensorMemory& m = memory(form.is_pair, "tcgen05.mma");
   if (d >> 16) fail("tcgen05.mma: the accumulator does not begin in lane 0");
   TensorOperand left{(unsigned)a, 0, 0, 0};
   if (!form.a_in_tensor) left = fields(a);
-  TensorProduct p{form, {&block}, d, left, fields(b), accumulates};
+  TensorProduct p{form, {&block}, d, left, fields(b), accumulates, {a_factors, b_factors}};
   if (form.is_pair) {
     if (block.rank % 2) fail("tcgen05.mma of two blocks: expected a thread of the one of even rank");
     p.blocks.push_back(&peer_of(block));
@@ -161,7 +206,7 @@ void tensor_mma(const TensorForm& form, unsigned d, unsigned long long a, unsign
   int agent = tensor_agent(block);
   Clock clock = clock_of(me());
   clock.set(agent, ++m.time);
-  int size = width(form.b_type) / 8, step = 16 / size, k = 256 / width(form.a_type);
+  int size = bytes_of(form.b_type), step = 16 / size, k = 32 / size;
   auto note = [&](Block& owner, const TensorOperand& o, int extent, bool transposed) {
     for (int x = 0; x < extent; x += transposed ? step : 1)
       for (int y = 0; y < k; y += transposed ? 1 : step) {
@@ -176,12 +221,45 @@ void tensor_mma(const TensorForm& form, unsigned d, unsigned long long a, unsign
     else note(*owner, p.a, form.m / (int)p.blocks.size(), form.a_transposed);
     note(*owner, p.b, share_of(p), form.b_transposed);
   }
-  if (machine.delivery == EARLY) {
-    multiply(p);
-    p.is_done = true;
+  begin(m, p);
+}
+void tensor_mma(const TensorForm& form, unsigned d, unsigned long long a, unsigned long long b,
+                bool accumulates) {
+  product(form, d, a, b, accumulates, {}, {});
+}
+void tensor_mma_scaled(const TensorForm& form, unsigned d, unsigned long long a,
+                       unsigned long long b, TensorFactors a_factors, TensorFactors b_factors,
+                       bool accumulates) {
+  const char* what = "tcgen05.mma, factors";
+  for (const TensorFactors& f : {a_factors, b_factors})
+    if (f.byte < 0 || f.byte > 4 - form.factors || f.byte % form.factors)
+      fail(std::string(what) + ": byte " + std::to_string(f.byte) + " of words, of which " +
+           std::to_string(form.factors) + " count");
+  TensorMemory& m = memory(false, what);
+  check_columns(m, a_factors.place, (form.m + WARP - 1) / WARP, what);
+  check_columns(m, b_factors.place, (form.n + WARP - 1) / WARP, what);
+  product(form, d, a, b, accumulates, a_factors, b_factors);
+}
+// 32 rows of 16 bytes of shared memory to four columns of each quarter of the lanes.
+void tensor_copy(unsigned d, unsigned long long source) {
+  settle();
+  const char* what = "tcgen05.cp";
+  Block& block = my_block();
+  TensorMemory& m = memory(false, what);
+  if (d >> 16 || d % COPIED) fail("tcgen05.cp: expected lane 0 of a column that is a multiple of 4");
+  check_columns(m, d, COPIED, what);
+  TensorForm form{LANES, COPIED, U32, U32, U32, false, false, false, false};
+  form.is_copy = true;
+  TensorProduct p{form, {&block}, d, {}, fields(source), false};
+  int agent = tensor_agent(block);
+  Clock clock = clock_of(me());
+  clock.set(agent, ++m.time);
+  for (int row = 0; row < WARP; ++row) {
+    unsigned at = operand_place(p.b, row, 0, 1, false);
+    shared_at(block, at, 16, what);
+    on_read(block, at, 16, agent, clock, true);
   }
-  m.products.push_back(p);
-  maybe_pause();
+  begin(m, p);
 }
 void tensor_commit(void* barrier, int mask, bool pair) {
   settle();

@@ -81,6 +81,7 @@ from tilecore.lowering.cuda.instructions.tcgen05 import (
     tensor_wait_loads,
     tensor_wait_stores,
 )
+from tilecore.lowering.cuda.instructions.tcgen05_scaled import tensor_copy, tensor_mma_scaled
 from tilecore.lowering.cuda.instructions.tma import (
     cache_policy,
     prefetch_map,
@@ -135,9 +136,10 @@ __all__ = [
     "rounded",
     "set_registers", "shuffle", "shuffle_masked", "stmatrix", "store_ordered", "sync_threads",
     "sync_warp", "tensor_allocate",
-    "tensor_commit", "tensor_descriptor", "tensor_fence", "tensor_free", "tensor_k_extent",
-    "tensor_keep", "tensor_load", "tensor_mma", "tensor_store", "tensor_wait_loads",
-    "tensor_wait_stores",
+    "tensor_commit", "tensor_copy", "tensor_descriptor", "tensor_fence", "tensor_free",
+    "tensor_k_extent",
+    "tensor_keep", "tensor_load", "tensor_mma", "tensor_mma_scaled", "tensor_store",
+    "tensor_wait_loads", "tensor_wait_stores",
     "thread_fence", "tma_load", "tma_load_pair", "tma_reduce", "tma_store", "unpack_float8", "vote",
     "vote_masked", "warp_index", "wgmma", "wgmma_commit", "wgmma_fence", "wgmma_keep",
     "wgmma_wait",
