@@ -235,7 +235,7 @@ def _passed(
 
 def passes_for(target: GpuTarget, options: GpuOptions) -> tuple[tuple[str, Pass], ...]:
     """Return the passes of a target, in order."""
-    scaled: Pass = functools.partial(scaled_products.run, target=target)
+    scaled: Pass = functools.partial(scaled_products.run, target=target, options=options)
     found = [("scaled_products", scaled), *GPU_PIPELINE]
     if target.kind == "cuda":
         order: list[tuple[str, Pass]] = [("panels", functools.partial(panels.run, target=target))]

@@ -1,38 +1,92 @@
 """Products of elements times factors: for a matrix unit that takes both, or in plain statements.
 
-A product for the unit (``inference/gpu/scaled.py`` says which) reads tiles whose bytes hold two
-elements along K, as the tensors that they are copied from do. These tiles and tensors become bytes:
-everything after this pass copies and places bytes and knows nothing of halves of them.
+A product for the unit (``inference/gpu/scaled.py`` and ``tensor_scaled.py`` say which) reads tiles
+whose bytes hold two elements along K, as the tensors that they are copied from do. These tiles and
+tensors become bytes: everything after this pass copies and places bytes and knows nothing of halves
+of them.
+
+Where products go to tensor memory, those of a launch all do or none: what of it lies there is found
+out on the rewritten program.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from tilecore.gpu_target import GpuTarget
+from tilecore.inference.gpu.limits import check_launch
+from tilecore.inference.gpu.options import GpuOptions
 from tilecore.inference.gpu.scaled import why_not
+from tilecore.inference.gpu.teams import find_teams
+from tilecore.inference.gpu.tensor_memory import find_tensor_memory
+from tilecore.inference.gpu.tensor_products import refusal
+from tilecore.inference.gpu.tensor_scaled import form_misfit
 from tilecore.ir import nodes
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Binary, Const, Expr, binary, const, int_value
 from tilecore.ir.nodes import Buffer, Copy, Gemm, KernelLaunch, PrimFunc, Region, Seq, Stmt
-from tilecore.ir.scaled_gemm import without_factors
+from tilecore.ir.scaled_gemm import has_factors, sides_of, without_factors
 from tilecore.ir.substitute import Rebuilder
 from tilecore.ir.visitor import Rewriter, buffers_of, children, loads, regions, walk
+from tilecore.passes.factor_lanes import InLanes
 
 BYTE = DType("uint8")
 EVERYWHERE = (Seq, KernelLaunch, nodes.For)  # what all threads of a block run alike
 
 
-def run(func: PrimFunc, target: GpuTarget) -> PrimFunc:
+def run(func: PrimFunc, target: GpuTarget, options: GpuOptions) -> PrimFunc:
     """Return ``func`` with products for the target's unit, and plain statements for the others."""
-    if not any(isinstance(s, Gemm) and s.factors for s in walk(func.body)):
+    if not any(has_factors(s) for s in walk(func.body)):
         return func
-    found = _Candidates.of(func, target)
-    if target.scales_blocks:
-        func = replace(func, body=_Noting(found.reasons).visit(func.body))
-    func = without_factors(func, frozenset(found.kept))
-    return _Bytes(found.bytes_of).func(func) if found.kept else func
+    if target.has_tcgen05:
+        return _for_tensor_memory(func, target, options)
+    return _rewritten(func, _Candidates.of(func, target), notes=target.scales_blocks)
+
+
+def _rewritten(func: PrimFunc, found: _Candidates, *, notes: bool) -> PrimFunc:
+    """Return ``func`` with the products that are kept, and plain statements for the others."""
+    copies: set[Stmt] = set()
+    for launch in walk(func.body):
+        if isinstance(launch, KernelLaunch):
+            stmts = list(walk(launch))
+            if any(isinstance(s, Gemm) and s.in_lanes and s in found.kept for s in stmts):
+                copies |= {s for s in stmts if isinstance(s, nodes.ChunkCopy)}
+    noted = replace(func, body=_Noting(found.reasons).visit(func.body)) if notes else func
+    made = without_factors(noted, frozenset({*found.kept, *copies}))
+    return _Bytes(found.bytes_of).func(made) if found.kept else made
+
+
+def _for_tensor_memory(func: PrimFunc, target: GpuTarget, options: GpuOptions) -> PrimFunc:
+    """Return ``func`` with the products of each launch in tensor memory, or with none of them."""
+    refused: dict[int, str] = {}
+    while True:
+        found = _Candidates.of(func, target, refused)
+        made = _rewritten(func, found, notes=True)
+        made = replace(made, body=InLanes().visit(made.body))
+        launches = [s for s in walk(made.body) if isinstance(s, KernelLaunch)]
+        more = {
+            number: reason
+            for number, launch in enumerate(launches)
+            if (reason := _misplaced(launch, target, options))
+        }
+        if not more:
+            return made
+        refused |= more
+
+
+def _misplaced(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> str:
+    """Return why the products with factors of a launch cannot lie in tensor memory, or ""."""
+    gemms = [s for s in walk(launch.body) if isinstance(s, Gemm) and s.factors]
+    if not gemms:
+        return ""
+    teams = find_teams(launch, check_launch(launch, target), target)
+    reasons = find_tensor_memory(launch, teams, target, options).reasons
+    if reasons:
+        return next(iter(reasons.values()))
+    own = (refusal(g, launch, options, target) for g in gemms if not g.c.buffer.in_tensor_memory)
+    return next((reason for reason in own if reason), "")
 
 
 @dataclass(slots=True)
@@ -50,22 +104,38 @@ class _Candidates:
     reasons: dict[Gemm, str]
 
     @classmethod
-    def of(cls, func: PrimFunc, target: GpuTarget) -> _Candidates:
-        """Return the products that suit, with tiles and tensors that nothing else uses."""
+    def of(
+        cls, func: PrimFunc, target: GpuTarget, refused: Mapping[int, str] = MappingProxyType({})
+    ) -> _Candidates:
+        """Return the products that suit, with tiles and tensors that nothing else uses.
+
+        ``refused``: the launches, by number, of which none does, and why.
+        """
         made = cls({}, _uses(func), {})
-        for launch in walk(func.body):
-            if not isinstance(launch, KernelLaunch):
-                continue
+        launches = [s for s in walk(func.body) if isinstance(s, KernelLaunch)]
+        for number, launch in enumerate(launches):
             by_all = set(_run_by_all(launch))
             for gemm in walk(launch.body):
                 if isinstance(gemm, Gemm) and gemm.factors:
-                    reason = why_not(gemm, launch, target)
-                    if not reason and gemm not in by_all:
+                    reason = refused.get(number) or _why_not(gemm, launch, target)
+                    if not reason and gemm not in by_all and not gemm.in_lanes:
                         reason = "it stands in a branch"
                     made._note(gemm, reason)
-        while made._drop_one():
+        while made._drop_one() or (target.has_tcgen05 and made._drop_beside(launches)):
             pass
         return made
+
+    def _drop_beside(self, launches: Iterable[KernelLaunch]) -> bool:
+        """Drop a product of a launch in which others do not suit."""
+        for launch in launches:
+            mine = [s for s in walk(launch.body) if isinstance(s, Gemm) and s.factors]
+            reason = next((self.reasons[g] for g in mine if g in self.reasons), None)
+            kept = next((g for g in mine if g in self.kept), None)
+            if reason is not None and kept is not None:
+                del self.kept[kept]
+                self.reasons[kept] = reason
+                return True
+        return False
 
     def _note(self, gemm: Gemm, reason: str) -> None:
         if reason:
@@ -130,6 +200,23 @@ class _Candidates:
             if not isinstance(stmt, Copy) or stmt.dst.buffer not in tiles:
                 return f"`{tensor.name}` is used by {_name(stmt)} as elements of 4 bits"
         return "" if _has_bytes(tensor) else f"`{tensor.name}` has odd rows"
+
+
+def _why_not(gemm: Gemm, launch: KernelLaunch, target: GpuTarget) -> str:
+    """Return why no unit of the target multiplies elements and factors of a product, or ""."""
+    if not target.has_tcgen05:
+        return why_not(gemm, launch, target)
+    return form_misfit(gemm) or ("" if gemm.in_lanes else _rows_misfit(gemm))
+
+
+def _rows_misfit(gemm: Gemm) -> str:
+    """Return why factors in shared memory cannot be copied to tensor memory, or ""."""
+    for side, factors in zip(sides_of(gemm), gemm.factors, strict=True):
+        if int_value(side.rows) is None or int_value(side.depth) is None:
+            return "the extents of its tiles are known only at run time"
+        if factors.buffer.scope != "shared":
+            return f"the factors in `{factors.buffer.name}` do not lie in shared memory"
+    return ""
 
 
 def _name(stmt: Stmt) -> str:

@@ -50,7 +50,7 @@ class Barriers:
             what different teams do.
         loads: copies that are under way until a barrier of the program ends its phase.
         meeting: reductions whose threads meet between their reads and their writes.
-        alone: pipelines that one thread runs, with the product that each of their turns is.
+        alone: pipelines that one thread runs, with the statements that each of their turns is.
         running: products that run on until threads wait for them; others are over at once.
     """
 
@@ -62,7 +62,7 @@ class Barriers:
         teams: Teams,
         loads: Container[Stmt] = (),
         meeting: Container[Stmt] = (),
-        alone: Mapping[Stmt, nodes.Gemm] = MappingProxyType({}),
+        alone: Mapping[Stmt, tuple[Stmt, ...]] = MappingProxyType({}),
         running: Container[Stmt] = (),
     ) -> None:
         self.launch, self.memory, self.pipelines = launch, memory, pipelines
@@ -132,8 +132,7 @@ class Barriers:
             case nodes.For(kind="vectorized") if self._is_at_once(stmt):  # none can stand inside
                 return self._touch(stmt, self._of(stmt), touched)
             case nodes.For() if stmt in self.alone:
-                own = self._of_exprs(self.teams.team_around(stmt), *expressions(stmt))
-                return self._touch(stmt, own.union(self._of(self.alone[stmt])), touched)
+                return self._touch(stmt, self._turn_alone(stmt), touched)
             case nodes.For() | nodes.While():
                 before = dict(self.under_way.read)
                 after = self._loop(stmt, touched)
@@ -142,6 +141,13 @@ class Barriers:
                 return after
             case _:
                 return self._touch(stmt, self._of(stmt), touched)
+
+    def _turn_alone(self, stmt: nodes.For) -> Touched:
+        """Return what the turns of a loop touch that one thread runs."""
+        own = self._of_exprs(self.teams.team_around(stmt), *expressions(stmt))
+        for child in self.alone[stmt]:
+            own = own.union(self._of(child))
+        return own
 
     def _side_by_side(self, stmt: nodes.Seq) -> Mapping[int, int]:
         """Return the first statements of those side by side, with the last ones."""

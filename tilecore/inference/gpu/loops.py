@@ -17,7 +17,7 @@ from tilecore.ir.substitute import substitute_expr
 from tilecore.ir.visitor import children, loads, walk, walk_expr
 
 TILE_STATEMENTS = (
-    nodes.Copy, nodes.Fill, nodes.Gemm, nodes.Reduce, nodes.Scan, nodes.Parallel,
+    nodes.Copy, nodes.ChunkCopy, nodes.Fill, nodes.Gemm, nodes.Reduce, nodes.Scan, nodes.Parallel,
 )  # fmt: skip
 MAX_OPEN = 1 << 16  # points along a loop whose extent is known only when the kernel runs
 

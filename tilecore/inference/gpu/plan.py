@@ -206,6 +206,7 @@ class TensorTile:
         packed: elements in a column: several of an operand, one of sums.
         is_folded: whether the second half of the columns of 64 rows lies in lanes 64 to 127, as
             two blocks sum them up (PTX ISA 9.0, 9.7.16.10.5, layout B).
+        of_factors: whether it holds factors, which one thread copies there and multiplies by.
     """
 
     shape: tuple[int, ...]
@@ -213,6 +214,7 @@ class TensorTile:
     dtype: str = "float32"
     packed: int = 1
     is_folded: bool = False
+    of_factors: bool = False
 
     @property
     def parts(self) -> int:

@@ -25,6 +25,7 @@ from tilecore.inference.gpu.tensor_products import (
     spread_rows,
     viewed_operand,
 )
+from tilecore.inference.gpu.tensor_scaled import factors_misfit, is_of_factors
 from tilecore.ir import nodes
 from tilecore.ir.analysis import covers_whole, reads, writes
 from tilecore.ir.expr import int_value
@@ -43,13 +44,19 @@ class TensorMemory:
         tiles: where.
         transfers: the statements that move elements between tiles and registers.
         columns: that the block asks for.
-        notes: why tiles that should lie there do not.
+        reasons: why tiles that should lie there do not, by name.
     """
 
     tiles: Mapping[Buffer, TensorTile] = field(default_factory=dict)
     transfers: Mapping[Stmt, TensorTransfer] = field(default_factory=dict)
     columns: int = 0
-    notes: tuple[str, ...] = ()
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The reasons, in words."""
+        words = "shared instead of tensor memory"
+        return tuple(f"{name}: {words} ({why})" for name, why in self.reasons.items())
 
     def wanted(self, statements: Iterable[Stmt]) -> list[tuple[Buffer, Distribution]]:
         """Return the fragments that transfers fill or read, with how they must be spread."""
@@ -59,6 +66,11 @@ class TensorMemory:
             for s, t in self.transfers.items()
             if s in mine and t.other is not None and t.held is not None
         ]
+
+    @property
+    def memory(self) -> dict[Buffer, set[Buffer]]:
+        """The tiles that threads must meet for: what one thread does with factors is in order."""
+        return {t: {t} for t, tile in self.tiles.items() if not tile.of_factors}
 
     def words(self, gemms: Iterable[GemmPlan]) -> int:
         """Return the 64-bit words of shared memory that the tiles need."""
@@ -84,10 +96,19 @@ def find_tensor_memory(
     ]
     if not asked or not target.has_tcgen05:
         return TensorMemory()
-    reasons = {t.name: r for t in asked if (r := _why_not(t, launch, teams, options, target))}
+    reasons = {
+        t.name: reason
+        for t in asked
+        if (
+            reason := factors_misfit(t, launch, teams)
+            if is_of_factors(t, launch)
+            else _why_not(t, launch, teams, options, target)
+        )
+    }
     tiles: dict[Buffer, TensorTile] = {}
     column = 0
-    for tile in asked if not reasons else ():
+    # Factors go last: they begin with a multiple of four columns as sums do.
+    for tile in sorted(asked, key=lambda t: is_of_factors(t, launch)) if not reasons else ():
         shape = tile.static_shape
         assert shape is not None
         tiles[tile] = _tile(tile, shape, column, launch)
@@ -95,9 +116,7 @@ def find_tensor_memory(
     if column > COLUMNS:
         reasons = {asked[-1].name: f"{column} columns, there are {COLUMNS}"}
     if reasons:
-        return TensorMemory(
-            notes=tuple(f"{n}: shared instead of tensor memory ({r})" for n, r in reasons.items())
-        )
+        return TensorMemory(reasons=reasons)
     transfers: dict[Stmt, TensorTransfer] = {
         stmt: _transfer(stmt, tiles, teams.team(stmt))
         for stmt in walk(launch.body)
@@ -107,6 +126,8 @@ def find_tensor_memory(
 
 
 def _tile(tile: Buffer, shape: tuple[int, ...], column: int, launch: KernelLaunch) -> TensorTile:
+    if is_of_factors(tile, launch):
+        return TensorTile(shape, column, "uint32", of_factors=True)
     if _is_operand(tile, launch):
         return TensorTile(shape, column, str(tile.dtype), 4 // tile.dtype.itemsize)
     kind = "int32" if tile.dtype == "int32" else "float32"

@@ -19,12 +19,13 @@ from tilecore.inference.gpu.options import GpuOptions
 from tilecore.inference.gpu.plan import GemmPlan, Operand, Pipeline
 from tilecore.inference.gpu.products import WARPGROUP, size_of
 from tilecore.inference.gpu.teams import Team
+from tilecore.inference.gpu.tensor_scaled import width_of
 from tilecore.ir import nodes
 from tilecore.ir.analysis import covers_whole
 from tilecore.ir.clusters import multiplies_in_pairs
 from tilecore.ir.expr import int_value
 from tilecore.ir.gemm_shape import accumulator_dtype
-from tilecore.ir.nodes import Gemm, KernelLaunch, Region, Stmt
+from tilecore.ir.nodes import Buffer, ChunkCopy, Gemm, KernelLaunch, Region, Stmt
 from tilecore.ir.visitor import buffers_of, walk
 
 LANES, COLUMNS = 128, 512
@@ -42,6 +43,10 @@ PANEL_BYTES = 128  # of the widest swizzle
 
 def misfit(gemm: Gemm, options: GpuOptions, target: GpuTarget) -> str:
     """Return why tensor cores cannot sum up a product in tensor memory, or ""."""
+    return _scaled_misfit(gemm) if gemm.factors else _plain_misfit(gemm, options, target)
+
+
+def _plain_misfit(gemm: Gemm, options: GpuOptions, target: GpuTarget) -> str:
     m, n, k = size_of(gemm)
     a, b, c = str(gemm.a.dtype), str(gemm.b.dtype), str(accumulator_dtype(gemm))
     itemsize = gemm.a.dtype.itemsize
@@ -74,6 +79,31 @@ def misfit(gemm: Gemm, options: GpuOptions, target: GpuTarget) -> str:
     if not gemm.transpose_b and n > WIDEST and _width(n) % panel:
         return f"{n} columns cannot be cut between panels of {panel}"
     return ""
+
+
+def _scaled_misfit(gemm: Gemm) -> str:
+    """Return why tensor cores cannot reach sums or operands of a product with factors, or "".
+
+    The rest says tilecore.inference.gpu.tensor_scaled.
+    """
+    m, n, _ = size_of(gemm)
+    if not gemm.in_lanes:
+        return "the factors lie in shared memory"
+    if _columns(m, n) > COLUMNS:
+        return f"{m} x {n} sums need more than the {COLUMNS} columns there are"
+    for region, name, k_first in (
+        (gemm.a, "A", gemm.transpose_a), (gemm.b, "B", not gemm.transpose_b),
+    ):  # fmt: skip
+        reason = _operand_misfit(region, name, k_first, gemm.a.dtype.itemsize)
+        if reason:
+            return reason
+    return ""
+
+
+def columns_of(factors: Buffer) -> int:
+    """Return the columns of a tile of factors, 0 where they are not known."""
+    shape = factors.static_shape
+    return 0 if shape is None else math.prod(shape) // shape[-2]
 
 
 def _can_move(gemm: Gemm) -> bool:
@@ -142,6 +172,12 @@ def refusal(gemm: Gemm, launch: KernelLaunch, options: GpuOptions, target: GpuTa
         for g in gemms
         if g.a.buffer.scope == "fragment"
     }
+    sizes |= {
+        f.buffer: columns_of(f.buffer)
+        for g in gemms
+        for f in g.factors
+        if f.buffer.in_tensor_memory
+    }
     if sum(sizes.values()) > COLUMNS:
         return f"all sums need {sum(sizes.values())} columns of tensor memory, of {COLUMNS}"
     for other in gemms:
@@ -159,8 +195,9 @@ def plan_tensor_product(gemm: Gemm, team: Team) -> GemmPlan:
     source = "tensor memory" if gemm.a.buffer.in_tensor_memory else "descriptor"
     a = Operand(c, source, gemm.transpose_a)
     b = Operand(c, "descriptor", not gemm.transpose_b)
-    shape = (min(m, LANES) * (2 if gemm.in_pair else 1), _width(n), step)
-    sums = SUMS[str(gemm.a.dtype)]
+    width = width_of(n) if gemm.factors else _width(n)
+    shape = (min(m, LANES) * (2 if gemm.in_pair else 1), width, step)
+    sums = "float32" if gemm.factors else SUMS[str(gemm.a.dtype)]
     return GemmPlan(gemm, "tcgen05", shape, (m, n, k), (1, 1), a, b, c, keeps_c=False, sums=sums)
 
 
@@ -193,6 +230,8 @@ def with_waits(
 def _frees_tiles(gemm: Gemm, pipeline: Pipeline) -> bool:
     if not any(s is gemm for s in walk(pipeline.loop)):
         return True
+    if gemm.factors:  # what its factors are copied from is not freed so
+        return False
     body = pipeline.loop.body
     stmts = body.stmts if isinstance(body, nodes.Seq) else (body,)
     tiles = {c.dst.buffer for c in pipeline.copies} & {gemm.a.buffer, gemm.b.buffer}
@@ -200,16 +239,22 @@ def _frees_tiles(gemm: Gemm, pipeline: Pipeline) -> bool:
     return bool(pipeline.boxes) and all(isinstance(s, Gemm) and s.is_async for s in users)
 
 
-def only_product(pipeline: Pipeline, gemms: Mapping[Stmt, GemmPlan]) -> Gemm | None:
-    """Return the product in tensor memory that is all that a loop does with its tiles, or None."""
+def only_product(
+    pipeline: Pipeline, gemms: Mapping[Stmt, GemmPlan]
+) -> tuple[tuple[ChunkCopy, ...], Gemm] | None:
+    """Return the product in tensor memory that is all that a loop does with its tiles, or None.
+
+    It comes with the copies of its factors, which stand before it.
+    """
     body = pipeline.loop.body
     stmts = body.stmts if isinstance(body, nodes.Seq) else (body,)
     rest = [s for s in stmts if s not in pipeline.copies and not isinstance(s, nodes.Annotate)]
-    if len(rest) != 1 or not isinstance(rest[0], Gemm) or gemms[rest[0]].kind != "tcgen05":
+    copies, last = tuple(s for s in rest if isinstance(s, ChunkCopy)), rest[-1] if rest else None
+    if len(rest) != len(copies) + 1 or not isinstance(last, Gemm) or gemms[last].kind != "tcgen05":
         return None
-    tiles = {c.dst.buffer for c in pipeline.copies}
-    is_all = {rest[0].a.buffer, rest[0].b.buffer} == tiles
-    return rest[0] if is_all and not gemms[rest[0]].is_async else None
+    used = {last.a.buffer, last.b.buffer, *(c.src.buffer for c in copies)}
+    is_all = used == {c.dst.buffer for c in pipeline.copies}
+    return (copies, last) if is_all and not gemms[last].is_async else None
 
 
 def is_folded(gemm: Gemm) -> bool:

@@ -57,6 +57,8 @@ def product_in_words(plan: GemmPlan) -> str:
     if plan.kind == "scaled":
         kind = plan.stmt.pairs_of or plan.stmt.a.dtype
         how = f"mma.m{m}n{n}k{k} of {kind} with factors (.block_scale)"
+    if plan.kind == "tcgen05" and plan.stmt.factors:
+        how += f" of {plan.stmt.pairs_of or plan.stmt.a.dtype} with factors (.block_scale)"
     if plan.kind == "quads":
         how = "mma.m8n8k4 by four quad pairs of a warp"
     how += f" ({plan.reason})" if plan.reason else ""

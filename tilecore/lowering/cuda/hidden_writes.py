@@ -64,7 +64,8 @@ class HiddenWrites:
         plan = self.plan
         is_product = stmt in plan.gemms and plan.gemms[stmt].kind in ("wgmma", "tcgen05")
         by_units = (plan.stores, plan.loads, plan.updates, plan.multicasts)
-        is_told = isinstance(stmt, (nodes.Arrive, nodes.Sync, nodes.ClusterCopy))
+        told = (nodes.Arrive, nodes.Sync, nodes.ClusterCopy, nodes.ChunkCopy)
+        is_told = isinstance(stmt, told)
         return is_product or is_told or any(stmt in known for known in by_units)
 
     def at_turn(self, loop: For | While, before: bool) -> bool:
@@ -114,6 +115,8 @@ def _read_by_units(plan: GpuLaunchPlan) -> Iterator[Buffer]:
         for operand, tile in ((gemm.a, stmt.a), (gemm.b, stmt.b)):
             if gemm.kind == "tcgen05" or operand.source == "descriptor":
                 yield tile.buffer.root
+    copied = [s for s in walk(plan.launch.body) if isinstance(s, nodes.ChunkCopy)]
+    yield from (s.src.buffer.root for s in copied)
     for copy in plan.stores:
         yield from (b.root for b in buffers_of(copy))
     for update in plan.updates.values():

@@ -11,7 +11,7 @@ from tvm import tirx as tir
 import tilecore.lowering.cuda.instructions as ptx
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.loops import is_barrier_setup
-from tilecore.inference.gpu.plan import GemmPlan, GpuLaunchPlan
+from tilecore.inference.gpu.plan import GpuLaunchPlan
 from tilecore.inference.gpu.registers import PRODUCER_THREADS, traded
 from tilecore.inference.gpu.scratch import BARRIER_BYTES, SCRATCH_BYTES
 from tilecore.ir import nodes
@@ -49,8 +49,8 @@ from tilecore.lowering.cuda.raster import rasterized
 from tilecore.lowering.cuda.running import RunningProducts
 from tilecore.lowering.cuda.scalar import bound, memory_type
 from tilecore.lowering.cuda.scaled import ScaledLowering
-from tilecore.lowering.cuda.tcgen05 import TensorProduct
 from tilecore.lowering.cuda.tensor_memory import TensorMemory
+from tilecore.lowering.cuda.tensor_scaled import copy_chunks, product_of
 from tilecore.lowering.cuda.tensors import placing, unsupported
 from tilecore.lowering.cuda.threads import (
     broadcast,
@@ -270,8 +270,8 @@ class LaunchLowering:
                 FoldLowering(
                     self.accessor, self.plan.nests[stmt], self._scratch, self.meetings.sync
                 ).emit()
-            case nodes.Gemm():
-                self._product(self.plan.gemms[stmt])
+            case nodes.Gemm() | nodes.ChunkCopy():
+                self._product(stmt)
             case nodes.Annotate(key="wait_stores", value=(pending, reads)) if self.plan.running:
                 self.meetings.await_stores(pending, only_reads=reads)
             case nodes.Annotate(key="wait_products", value=pending):
@@ -297,9 +297,15 @@ class LaunchLowering:
             case _:
                 self.inner(stmt)
 
-    def _product(self, plan: GemmPlan) -> None:
+    def _product(self, stmt: nodes.Gemm | nodes.ChunkCopy) -> None:
+        """Emit a product, or a copy of factors for one."""
+        if isinstance(stmt, nodes.ChunkCopy):
+            assert self.tensor is not None
+            copy_chunks(self.tensor, stmt)
+            return
+        plan = self.plan.gemms[stmt]
         if plan.kind == "tcgen05":
-            TensorProduct(self, plan).emit()
+            product_of(self, plan).emit()
         elif plan.kind == "wgmma":
             self.running.issue(plan)
         else:

@@ -27,7 +27,7 @@ from tilecore.lowering.cuda.memory import only
 from tilecore.lowering.cuda.nests import AsyncCopyLowering
 from tilecore.lowering.cuda.overlap import OverlappedLoop
 from tilecore.lowering.cuda.stages import Ring, use_stage
-from tilecore.lowering.cuda.tcgen05 import TensorPipeline, frees_by_commit
+from tilecore.lowering.cuda.tensor_pipelines import TensorPipeline, frees_by_commit
 from tilecore.lowering.cuda.wgmma import WgmmaLowering
 
 if TYPE_CHECKING:
@@ -244,7 +244,7 @@ class BoxPipelines:
         start, trips, _ = owner.loops.trips(pipeline.loop)
         alone = only_product(pipeline, owner.plan.gemms)
         if alone is not None:
-            TensorPipeline(self, pipeline, alone).emit()
+            TensorPipeline(self, pipeline, *alone).emit()
             return
         if pipeline.overlap is not None:
             OverlappedLoop(self, pipeline, pipeline.overlap).emit()

@@ -8,18 +8,14 @@ from tvm import tirx as tir
 
 import tilecore.lowering.cuda.instructions as ptx
 from tilecore.inference.gpu.matrix_units import operand_kind
-from tilecore.inference.gpu.plan import GemmPlan, Operand, Pipeline
-from tilecore.inference.gpu.tensor_products import only_product
+from tilecore.inference.gpu.plan import GemmPlan, Operand
 from tilecore.ir.expr import Const
-from tilecore.ir.nodes import Copy, Gemm, Region
-from tilecore.ir.visitor import children
+from tilecore.ir.nodes import Region
 from tilecore.lowering.cpu.tir import add, index, mul, quotient, remainder
 from tilecore.lowering.cuda.memory import SharedPlace
-from tilecore.lowering.cuda.stages import use_stage
 
 if TYPE_CHECKING:
     from tilecore.lowering.cuda.lower import LaunchLowering
-    from tilecore.lowering.cuda.pipelines import BoxPipelines
 
 CHUNK_BYTES = 16  # the unit of a descriptor's address
 
@@ -45,14 +41,9 @@ class TensorProduct:
     def issue(self) -> None:
         """Emit the instructions: C += A B, or C = A B."""
         plan, builder, stmt = self.plan, self.builder, self.stmt
-        m, n, step = plan.shape
+        n, step = plan.shape[1:]
         rows, columns = plan.rows, plan.columns_of_b
-        instruction = ptx.tensor_mma(
-            n, operand_kind(str(stmt.a.dtype)), operand_kind(str(stmt.b.dtype)), plan.sums, m=m,
-            a_major="m" if plan.a.is_transposed else "k",
-            b_major="n" if plan.b.is_transposed else "k",
-            a_in_tensor_memory=plan.a.source == "tensor memory", pair=stmt.in_pair,
-        )  # fmt: skip
+        self.begin()
         self.memory.fence(before=False)
         a_start = self._left()
         b_start = self._descriptor(stmt.b, plan.b)
@@ -68,7 +59,29 @@ class TensorProduct:
                     place = row // rows * tile.row_columns + column
                     there = sums + tir.Cast("uint32", index(place))
                     kept = self._accumulates(turn, drops)
-                    builder.evaluate(instruction.call(there, a, b, kept))
+                    self.multiply((row, column, depth), (there, a, b), kept)
+
+    @property
+    def majors(self) -> dict[str, str]:
+        """The axes along which A and B are contiguous."""
+        plan = self.plan
+        return {
+            "a_major": "m" if plan.a.is_transposed else "k",
+            "b_major": "n" if plan.b.is_transposed else "k",
+        }
+
+    def begin(self) -> None:
+        """Emit what comes before all instructions."""
+
+    def multiply(self, at: tuple[int, int, Any], places: tuple[Any, Any, Any], kept: Any) -> None:
+        """Emit the instruction of (row, column, K) with its sums, A and B at ``places``."""
+        plan, stmt = self.plan, self.stmt
+        instruction = ptx.tensor_mma(
+            plan.shape[1], operand_kind(str(stmt.a.dtype)), operand_kind(str(stmt.b.dtype)),
+            plan.sums, m=plan.shape[0], **self.majors,
+            a_in_tensor_memory=plan.a.source == "tensor memory", pair=stmt.in_pair,
+        )  # fmt: skip
+        self.builder.evaluate(instruction.call(*places, kept))
 
     def _left(self) -> Any:
         """Return where A begins: its descriptor, or its address in tensor memory."""
@@ -127,45 +140,3 @@ class TensorProduct:
         panel = mul(quotient(last, width), rows * swizzle)
         step = add(mul(first, swizzle), add(panel, mul(remainder(last, width), itemsize)))
         return start + tir.Cast("uint64", index(quotient(step, CHUNK_BYTES)))
-
-
-class TensorPipeline:
-    """A loop that does nothing with its tiles but one product: one thread runs all of it."""
-
-    def __init__(self, boxes: BoxPipelines, pipeline: Pipeline, product: Gemm) -> None:
-        self.boxes, self.pipeline, self.product = boxes, pipeline, product
-        self.owner, self.builder = boxes.owner, boxes.builder
-
-    def emit(self) -> None:
-        """Emit the loop, and the wait of all threads for its last product."""
-        owner, builder, pipeline, boxes = self.owner, self.builder, self.pipeline, self.boxes
-        memory = owner.tensor
-        assert memory is not None
-        start, trips, _ = owner.loops.trips(pipeline.loop)
-        product = TensorProduct(owner, owner.plan.gemms[self.product])
-        with memory.issuer():
-            with builder.loop(trips) as turn:
-                stage, parity = boxes.turn_of(pipeline)
-                with owner.loops.named(pipeline.loop, add(start, turn)):
-                    for copy in pipeline.copies:
-                        boxes.wait_full(copy, stage, parity)
-                    product.issue()
-                for copy in pipeline.copies:
-                    boxes.commit(pipeline, copy, stage)
-                boxes.next_turn(pipeline)
-            done = memory.done_barrier(self.product)
-            builder.evaluate(ptx.tensor_commit().call(done))
-        memory.wait(self.product)
-        use_stage(owner, pipeline.copies, 0)
-
-
-def frees_by_commit(owner: LaunchLowering, pipeline: Pipeline, copy: Copy) -> bool:
-    """Return whether a tile is free when products are complete, and not when threads are done."""
-    gemms = owner.plan.gemms
-    if only_product(pipeline, gemms) is not None:
-        return True
-    tile = copy.dst.buffer
-    return any(
-        isinstance(s, Gemm) and gemms[s].is_async and tile in (s.a.buffer, s.b.buffer)
-        for s in children(pipeline.loop.body) or (pipeline.loop.body,)
-    )
