@@ -20,6 +20,7 @@ from tilecore.inference.gpu.plan import GpuPlan
 from tilecore.inference.races import check_races
 from tilecore.inference.tile_bounds import check_tile_bounds
 from tilecore.ir.clusters import refuse_clusters
+from tilecore.ir.dims import dimensions
 from tilecore.ir.expr import Expr, int_value
 from tilecore.ir.nodes import Alloc, PrimFunc
 from tilecore.ir.printer import Namer, format_expr, format_func
@@ -225,7 +226,7 @@ def _passed(
     kept = [tuple(p for p in pipeline if p[0] not in left_out) for left_out in OPTIONAL]
     for passes in dict.fromkeys(kept):  # not every target has them all
         passed = run_passes(func, observer, passes)
-        verify(passed)
+        verify(passed, dimensions(func))  # of what was halved: K, of rows of two to a byte
         versions = run_passes(passed, observer, VERSIONS) if target.kind == "cuda" else passed
         yield versions
         if versions is not passed:

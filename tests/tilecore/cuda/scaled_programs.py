@@ -97,11 +97,12 @@ def in_roles(size, block, count=(128, 128), kinds=(E4M3, E4M3), *, turned=False,
 
 
 def by_all(size=(128, 128, 256), block=(128, 128, 128), count=32, *, kind=E4M3, sums="float32",
-           column=0, start=None, mbar=True, copies=True):  # fmt: skip
+           column=0, start=None, mbar=True, copies=True, seldom=False):  # fmt: skip
     """Return a product of one block of 128 threads, with factors in words of [K / 4 count, M].
 
     ``column``: at which the factors of B go; ``start``: where tiles begin along K, as they say it;
-    ``mbar``: whether the program waits for products; ``copies``: whether T.tcgen05_cp_warpx4 does.
+    ``mbar``: whether the program waits for products; ``copies``: whether T.tcgen05_cp_warpx4 does
+    it; ``seldom``: whether that stands in a branch.
     """
     (M, N, K), (bM, bN, bK) = size, block
     words = K // (4 * count)
@@ -130,7 +131,11 @@ def by_all(size=(128, 128, 256), block=(128, 128, 128), count=32, *, kind=E4M3, 
                 T.copy(SFB[k * bK // group, 0:bN], sfb)
                 T.tcgen05_sf_warp_transpose(sfa)
                 T.tcgen05_sf_warp_transpose(sfb)
-                T.tcgen05_cp_warpx4(sfa, sfa_tmem)
+                if seldom:
+                    if k >= 0:
+                        T.tcgen05_cp_warpx4(sfa, sfa_tmem)
+                else:
+                    T.tcgen05_cp_warpx4(sfa, sfa_tmem)
                 if copies:
                     T.tcgen05_cp_warpx4(sfb, sfb_tmem, column)
                 else:
@@ -161,3 +166,36 @@ def operand(rng, rows, depth, count, kind=E4M3, factors=E8M0):
     scales = codes.view(getattr(ml_dtypes, factors)).astype(np.float64)
     scaled = values.astype(np.float64) * np.repeat(scales, count, axis=1)[:, :depth]
     return given, np.ascontiguousarray(codes.view(np.uint32).T), scaled
+
+
+def of_any_size(block=(128, 128, 256), count=16):
+    """Return a product of NVFP4 of sizes that are known at the call, K too."""
+    (bM, bN, bK), words = block, block[2] // (4 * count)
+    M, N, K = T.dynamic("M"), T.dynamic("N"), T.dynamic("K")
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((M, K), E2M1),
+        B: T.Tensor((N, K), E2M1),
+        SFA: T.Tensor((K // bK, T.ceildiv(M, bM) * bM, words), "uint32"),
+        SFB: T.Tensor((K // bK, T.ceildiv(N, bN) * bN, words), "uint32"),
+        C: T.Tensor((M, N), "float32"),
+    ):
+        with T.Kernel(T.ceildiv(N, bN), T.ceildiv(M, bM), threads=128) as (bx, by):
+            a, b = T.alloc_shared((bM, bK), E2M1), T.alloc_shared((bN, bK), E2M1)
+            sfa = T.alloc_shared((bM, words), "uint32")
+            sfb = T.alloc_shared((bN, words), "uint32")
+            c = T.alloc_fragment((bM, bN), "float32")
+            T.clear(c)
+            for k in T.Pipelined(K // bK, num_stages=2):
+                T.copy(A[by * bM, k * bK], a)
+                T.copy(B[bx * bN, k * bK], b)
+                T.copy(SFA[k, by * bM, 0], sfa)
+                T.copy(SFB[k, bx * bN, 0], sfb)
+                T.mma_gemm_blockscaled(
+                    a, b, c, sfa, sfb, transpose_B=True, k_start=k * bK, sf_a_granularity_k=count,
+                    sf_b_granularity_k=count, sf_layout="blockscaled_chunk_kmajor",
+                )  # fmt: skip
+            T.copy(c, C[by * bM, bx * bN])
+
+    return main

@@ -17,6 +17,7 @@ from tests.tilecore.cuda.scaled_programs import (
     E8M0,
     by_all,
     in_roles,
+    of_any_size,
     operand,
 )
 from tests.tilecore.cuda.test_scaled_products import CHUNKS, operands, product
@@ -146,6 +147,19 @@ def test_factors_in_shared_memory(size, block, threads, layout, options):
         assert only_product(pipeline, launch.gemms) is not None
 
 
+@pytest.mark.few(1)
+@pytest.mark.parametrize("target", ["b200", "rtx5090"])
+def test_rows_of_elements_of_four_bits_of_any_length(target):
+    """Of tensors of bytes no axis is K any more, and the program was refused for that (TC104)."""
+    func, block = of_any_size(), (128, 128, 256)
+    for size in ((256, 128, 512), (200, 136, 256)):
+        given, a, b = operands(np.random.default_rng(0), size, block, CHUNKS)
+        c = np.full(size[:2], 77, np.float32)
+        plan = run_emulated(func, target, [*given, c])
+        assert ".block_scale" in plan.explain()
+        assert close(c, a, b)
+
+
 def test_the_interpreter_agrees():
     """The words lie where every other target reads them."""
     for count, kinds, factors in ((64, (E4M3, E5M2), E8M0), (16, (E2M1, E2M1), E4M3)):
@@ -168,6 +182,7 @@ def test_the_interpreter_agrees():
         (lambda: by_all(column=2), "do not begin with a multiple of 4 columns"),
         (lambda: by_all(start=lambda k: k * 128 + k // 2), "k_start is no multiple of 32"),
         (lambda: by_all(copies=False), "elements are accessed one by one"),
+        (lambda: by_all(mbar=False, seldom=True), "no product follows at once"),
         (lambda: by_all(kind=E2M1, count=64), "x float4_e2m1fn with factors of float8_e8m0fnu"),
         (lambda: by_all(sums="float16"), "no tcgen05.mma with factors sums up in float16"),
         (lambda: product((64, 64, 128), (64, 64, 128)), "64 rows are no multiple of 128"),
