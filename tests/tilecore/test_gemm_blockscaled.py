@@ -6,6 +6,7 @@ import pytest
 
 import tilecore.language as T
 from tilecore.errors import ShapeMismatch, TypeMismatch, UnknownPrimitive
+from tilecore.ir.clusters import refuse_clusters
 
 rng = np.random.default_rng(0)
 
@@ -211,7 +212,7 @@ def test_bad_use_is_named():
     with pytest.raises(TypeMismatch, match=r"uint32 words in T\.tcgen05_cp_warpx4, found int32"):
         kernel(lambda C: moved(C, 128, "int32", False))
     with pytest.raises(UnknownPrimitive, match="other blocks of a cluster"):
-        kernel(lambda C: moved(C, 128, "uint32", True), 2)
+        refuse_clusters(kernel(lambda C: moved(C, 128, "uint32", True), 2))
     with pytest.raises(TypeMismatch, match="sf_layout rowmajor or blockscaled_chunk_kmajor"):
         kernel(lambda C: product(C, "swizzled"))
     with pytest.raises(TypeMismatch, match="sf_dtype float8_e4m3fn or float8_e8m0fnu"):

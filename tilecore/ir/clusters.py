@@ -17,6 +17,10 @@ def reaches_out(stmt: Stmt) -> str:
     match stmt:
         case nodes.Sync(scope=scope) if scope in SYNCS:
             return SYNCS[scope]
+        case nodes.ChunkCopy(in_pair=True):
+            return "tcgen05_cp_warpx4(use_2cta=True)"
+        case nodes.Gemm(in_pair=True, in_lanes=True):
+            return "tcgen05_gemm_blockscaled(use_2cta=True)"
         case nodes.Gemm(in_pair=True):
             return "tcgen05_gemm(use_2cta=True)"
         case nodes.Arrive(in_pair=True):

@@ -290,11 +290,13 @@ class ChunkCopy(Stmt):
 
     Shapes: src has 128 c words of uint32, row by row; dst is [128, 4 c] after axes of size 1 are
     dropped. A target may let it run on until a product that reads the factors is complete.
+    ``in_pair``: in both of two blocks that multiply together; the first of them begins it.
     """
 
     src: Region
     dst: Region
     span: SourceSpan = NO_SPAN
+    in_pair: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

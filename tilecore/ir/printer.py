@@ -237,7 +237,8 @@ def _head(stmt: Stmt, namer: Namer) -> str:  # noqa: C901 - one case per node of
         case nodes.ClusterCopy():
             return _cluster_copy(stmt, namer)
         case nodes.ChunkCopy():
-            return f"copy chunks {_region(stmt.src, namer)} -> {_region(stmt.dst, namer)}"
+            both = " by two blocks" if stmt.in_pair else ""
+            return f"copy chunks {_region(stmt.src, namer)} -> {_region(stmt.dst, namer)}{both}"
         case nodes.Fill():
             return f"fill {_region(stmt.dst, namer)} = {_expr(stmt.value, namer, 0)}"
         case nodes.Gemm():

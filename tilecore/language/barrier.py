@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tilecore.errors import TypeMismatch, UnknownPrimitive
+from tilecore.errors import TypeMismatch
 from tilecore.frontend.builder import current
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, ExprLike, Load, as_expr, cast, const, int_value
@@ -163,19 +163,3 @@ def tcgen05_mma_arrive(mbar: Any, arrive_2cta: bool = False) -> None:
     """
     in_pair = bool(arrive_2cta)
     arrive(mbar, "tcgen05_mma_arrive", once=True, after_products=True, in_pair=in_pair)
-
-
-def alone(what: str) -> None:
-    """Check that a block-scaled product is not one of two blocks together (cta_group::2).
-
-    Raises:
-        UnknownPrimitive: the cluster has several blocks (TC102).
-    """
-    if launch_of(what).cluster_size > 1:
-        raise UnknownPrimitive(
-            name=what,
-            reason="it multiplies with other blocks of a cluster, for which there is no code with "
-            "factors",
-            hint="without use_2cta, with all of B and its factors in each block, blocks multiply "
-            "alone; T.tcgen05_gemm(use_2cta=True) takes operands without factors",
-        )

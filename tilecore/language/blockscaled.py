@@ -31,9 +31,10 @@ from tilecore.ir.indexing import format_shape, varying_axes
 from tilecore.ir.nodes import Alloc, Buffer, ChunkCopy, Gemm, Parallel, Region, Store
 from tilecore.ir.polynomial import is_equal
 from tilecore.ir.scaled_gemm import CHUNK, COLUMNS, FACTORS, LANES, WORD, check_chunks
-from tilecore.language.barrier import alone, arrive
+from tilecore.language.barrier import arrive
 from tilecore.language.copy import copy, region
 from tilecore.language.gemm import GemmWarpPolicy
+from tilecore.language.kernel import launch_of
 
 __all__ = [
     "mma_gemm_blockscaled", "tcgen05_cp_warpx4", "tcgen05_gemm_blockscaled",
@@ -98,15 +99,13 @@ def tcgen05_cp_warpx4(
         smem_src: a row of uint32 words in shared memory.
         tmem_dst: tile of uint32 in tensor memory, 128 rows.
         tmem_col_offset: column at which the first chunk goes.
-        use_2cta: for two blocks of a cluster, which is refused.
+        use_2cta: of the blocks of ranks 2 i and 2 i + 1 of a cluster each copies its own words, for
+            products of both together; the first one begins it.
 
     Raises:
         ShapeMismatch: no row, or no multiple of 128 words, or no 128 rows (TC201).
         TypeMismatch: no tile of uint32 (TC202).
-        UnknownPrimitive: a copy to two blocks (TC102).
     """
-    if use_2cta:
-        alone("tcgen05_cp_warpx4(use_2cta=True)")
     row, target = region(smem_src, "T.tcgen05_cp_warpx4"), region(tmem_dst, "its destination")
     _, chunks = _words(row, "T.tcgen05_cp_warpx4")
     column = binary("add", target.offsets[-1], tmem_col_offset)
@@ -114,7 +113,7 @@ def tcgen05_cp_warpx4(
     extents = (*(const(1) for _ in target.extents[:-2]), const(CHUNK))
     builder = current()
     there = Region(target.buffer, offsets, (*extents, binary("mul", chunks, COLUMNS)))
-    copied = ChunkCopy(row, there, builder.span)
+    copied = ChunkCopy(row, there, builder.span, _in_pair("tcgen05_cp_warpx4", use_2cta))
     check_chunks(copied)
     builder.emit(copied)
 
@@ -156,7 +155,9 @@ def tcgen05_gemm_blockscaled(
         k_start: where the tile begins along K; decides which byte of a word counts.
         sf_a_granularity_k: elements along K that share a factor of A.
         sf_b_granularity_k: the same of B.
-        use_2cta: for two blocks of a cluster, which is refused.
+        use_2cta: the blocks of ranks 2 i and 2 i + 1 of a cluster multiply together, as with
+            ``T.tcgen05_gemm``: ``A``, ``C`` and the factors of A have the rows of the block, ``B``
+            half of the columns of ``C``; the factors of B are those of all of them.
         sf_dtype: type of the factors: float8_e8m0fnu (2 ** (byte - 127)), or float8_e4m3fn (of
             NVFP4), which TileLang's has not.
 
@@ -164,20 +165,17 @@ def tcgen05_gemm_blockscaled(
         ShapeMismatch: M, N or K differ between the tiles (TC201).
         TypeMismatch: an argument is not a tile, no granularity, or an unknown type of factors
             (TC202).
-        UnknownPrimitive: a product of two blocks of a cluster (TC102).
     """
     _ = wg_wait
-    if use_2cta:
-        alone("tcgen05_gemm_blockscaled(use_2cta=True)")
-
     what = "tcgen05_gemm_blockscaled"
+    in_pair = _in_pair(what, use_2cta)
     _emit_product(
         what, (A, B, C), (bool(transpose_A), bool(transpose_B)), clear_accum,
         _factors(what, (SFA_tmem, SFB_tmem), (sf_a_granularity_k, sf_b_granularity_k), sf_dtype),
-        is_async=mbar is not None, in_lanes=True, start=as_expr(k_start),
+        is_async=mbar is not None, in_lanes=True, start=as_expr(k_start), in_pair=in_pair,
     )  # fmt: skip
     if mbar is not None:
-        arrive(mbar, "gemm", once=True, after_products=True)
+        arrive(mbar, "gemm", once=True, after_products=True, in_pair=in_pair)
 
 
 def mma_gemm_blockscaled(
@@ -246,7 +244,7 @@ def _emit_product(
         )
     a, b = _matrix(tiles[0], "A"), _matrix(tiles[1], "B")
     c = region(tiles[2], f"C of T.{what}")
-    check_gemm_shape(a, b, c, *turned)
+    check_gemm_shape(a, b, c, *turned, in_pair=options.get("in_pair", False))
     product = Gemm(a, b, c, turned[0], turned[1], as_bool(clear_accum), span=builder.span)
     builder.emit(replace(product, **factors, **options))
 
@@ -270,6 +268,11 @@ def _factors(
             )
     shared = tuple(_check_granularity(count, what) for count in sharing)
     return {"factors": found, "sharing": shared, "factor_type": str(kind)}
+
+
+def _in_pair(what: str, use_2cta: bool) -> bool:
+    """Return whether two blocks of a cluster work together: one of a single block is alone."""
+    return bool(use_2cta) and launch_of(what).cluster_size > 1
 
 
 def _matrix(operand: Any, name: str) -> Region:

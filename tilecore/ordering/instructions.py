@@ -130,15 +130,17 @@ def _products(name: str, args: Args, site: int) -> list[Act] | None:
             a_in_tensor=found[2] == "ts", in_pair=found[1] is not None,
         )  # fmt: skip
         return [Act(run, site)]
-    form = r"tensor_mma_scaled_n(\d+)_\w+?_(\w+?)_ue\w+_(\w\w)"
+    form = r"tensor_mma_scaled_(pair_)?n(\d+)_\w+?_(\w+?)_ue\w+_(\w\w)"
     if found := re.fullmatch(form, name):
         run = matrix.tensor_mma(
-            site, 128, int(found[1]), BYTES[found[2]], found[3], args[0], args[1], args[2], args[7],
-            a_in_tensor=False, in_pair=False, factors=args[3:5],
+            site, 256 if found[1] else 128, int(found[2]), BYTES[found[3]], found[4], args[0],
+            args[1], args[2], args[7], a_in_tensor=False, in_pair=found[1] is not None,
+            factors=args[3:5],
         )  # fmt: skip
         return [Act(run, site)]
-    if name == "tensor_copy":
-        return [Act(matrix.tensor_copy(site, args[0], args[1]), site)]
+    if name in ("tensor_copy", "tensor_copy_pair"):
+        run = matrix.tensor_copy(site, args[0], args[1], in_pair=name.endswith("pair"))
+        return [Act(run, site)]
     if name.startswith("tensor_commit"):
         mask = args[1] if name.endswith("multicast") else None
         return [Act(matrix.tensor_commit(site, _pointer(args[0]), mask), site, False, "commit")]

@@ -137,7 +137,7 @@ def tensor_mma(
                 across = majors[1] != "k"
                 at = _granules(machine, thread, b(env), n // share, itemsize, across, block)
                 machine.shared.read_by(agent, thread, at, site, behind=True)
-                for place, extent in zip(factors, (m, n), strict=False):
+                for place, extent in zip(factors, (m // share, n), strict=False):
                     at = _cells(block, number_of(place, env), -(-extent // LANES), all_lanes)
                     _own(memory, machine, agent, thread, at, site, writes=False)
                 at = _cells(block, number_of(d, env), columns, all_lanes)
@@ -146,8 +146,11 @@ def tensor_mma(
     return run
 
 
-def tensor_copy(site: int, d: Operand, source: Operand) -> Run:
-    """A copy of words to tensor memory by the unit of products, which runs it among these."""
+def tensor_copy(site: int, d: Operand, source: Operand, *, in_pair: bool) -> Run:
+    """A copy of words to tensor memory by the unit of products, which runs it among these.
+
+    ``in_pair``: in each of two blocks.
+    """
     assert not isinstance(source, Pointer)
     assert source is not None
 
@@ -159,12 +162,14 @@ def tensor_copy(site: int, d: Operand, source: Operand) -> Run:
             agent, memory = _unit(machine, thread), machine.tensor_memory()
             machine.own_products.setdefault(agent, []).append(machine.clocks.now)
             start = given.start[thread] if isinstance(given.start, np.ndarray) else given.start
-            block = int(machine.block_of[thread])
-            first = (int(start) + block * machine.program.shared_bytes) // machine.program.granule
-            at = first + np.arange(COPIED_BYTES // machine.program.granule)
-            machine.shared.read_by(agent, thread, at, site, behind=True)
-            cells = _cells(block, number_of(d, env), COPIED_COLUMNS, np.arange(QUARTERS))
-            _own(memory, machine, agent, thread, cells, site, writes=True)
+            own = (int(machine.block_of[thread]),)
+            granule = machine.program.granule
+            for block in pair_of(machine, thread) if in_pair else own:
+                first = (int(start) + block * machine.program.shared_bytes) // granule
+                at = first + np.arange(COPIED_BYTES // granule)
+                machine.shared.read_by(agent, thread, at, site, behind=True)
+                cells = _cells(block, number_of(d, env), COPIED_COLUMNS, np.arange(QUARTERS))
+                _own(memory, machine, agent, thread, cells, site, writes=True)
 
     return run
 

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from tilecore.errors import UnsupportedOnTarget
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.limits import check_launch
 from tilecore.inference.gpu.options import GpuOptions
@@ -42,7 +43,9 @@ def run(func: PrimFunc, target: GpuTarget, options: GpuOptions) -> PrimFunc:
         return func
     if target.has_tcgen05:
         return _for_tensor_memory(func, target, options)
-    return _rewritten(func, _Candidates.of(func, target), notes=target.scales_blocks)
+    found = _Candidates.of(func, target)
+    _refuse_pairs(found.reasons, target)
+    return _rewritten(func, found, notes=target.scales_blocks)
 
 
 def _rewritten(func: PrimFunc, found: _Candidates, *, notes: bool) -> PrimFunc:
@@ -72,8 +75,24 @@ def _for_tensor_memory(func: PrimFunc, target: GpuTarget, options: GpuOptions) -
             if (reason := _misplaced(launch, target, options))
         }
         if not more:
+            _refuse_pairs(found.reasons, target)
             return made
         refused |= more
+
+
+def _refuse_pairs(reasons: Mapping[Gemm, str], target: GpuTarget) -> None:
+    """Refuse products of two blocks that do not suit: plain statements know of one alone.
+
+    Raises:
+        UnsupportedOnTarget: there is one (TC302).
+    """
+    for gemm, reason in reasons.items():
+        if gemm.in_pair:
+            raise UnsupportedOnTarget(
+                what="T.tcgen05_gemm_blockscaled(use_2cta=True)", target=target.name,
+                reason=reason, span=gemm.span,
+                hint="without use_2cta, with all of B in each block, blocks multiply alone",
+            )  # fmt: skip
 
 
 def _misplaced(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> str:

@@ -72,6 +72,7 @@ def catalog():
           for n, a, b, x, y in ((128, *FLOAT8, "k", "k"), (256, *FLOAT8[::-1], "m", "n"))),
         *(I.tensor_mma_scaled(64, *2 * ["float4_e2m1fn"], f)
           for f in ("float8_e4m3fn", "float8_e8m0fnu")),
+        I.tensor_mma_scaled(64, *FLOAT8, "float8_e8m0fnu", pair=True), I.tensor_copy(pair=True),
         I.tensor_copy(), I.tensor_descriptor(0, 0, 128), I.tensor_wait_loads(),
         I.tensor_wait_stores(), I.tensor_fence(True), I.tensor_fence(False),
         I.wgmma_fence(), I.wgmma_commit(), I.wgmma_wait(0), I.wgmma_wait(1),

@@ -199,3 +199,85 @@ def of_any_size(block=(128, 128, 256), count=16):
             T.copy(c, C[by * bM, bx * bN])
 
     return main
+
+
+def in_pairs(size, block, count=128, kind=E4M3, *, turned=False, stages=2, factors=E8M0, rows=None):
+    """Return a product whose blocks multiply in pairs: as ``in_roles``, in TileLang's form for two.
+
+    A block has ``block[0]`` rows (or ``rows``), half of the columns of B and the factors of all.
+    """
+    (M, N, K), (bM, bN, bK) = size, block
+    half, height = bN // 2, rows or bM
+    words, turns = times((count,), 0, bK)
+    groups = -(-K // (4 * count))
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((M, K), kind),
+        B: T.Tensor((K, N) if turned else (N, K), kind),
+        SFA: T.Tensor((groups * M,), "uint32"),
+        SFB: T.Tensor((groups * N,), "uint32"),
+        C: T.Tensor((M, N), "float32"),
+    ):
+        with T.ClusterKernel(
+            T.ceildiv(M, height), T.ceildiv(N, bN), threads=128, cluster_dims=2
+        ) as (bx, by):
+            rank = T.block_rank_in_cluster()
+            T.assume(rank < 2)
+            a = T.alloc_shared((stages, height, bK), kind)
+            b = T.alloc_shared((stages, bK, half) if turned else (stages, half, bK), kind)
+            sfa = T.alloc_shared((stages, words * bM), "uint32")
+            sfb = T.alloc_shared((stages, words * bN), "uint32")
+            c = T.alloc_tmem([height, bN], "float32")
+            sfa_tmem = T.alloc_tmem([128, words * bM // 32], "uint32")
+            sfb_tmem = T.alloc_tmem([128, words * bN // 32], "uint32")
+            out = T.alloc_fragment((height, bN), "float32")
+            loaded = T.alloc_barrier([32] * stages)
+            ready = T.alloc_cluster_barrier([32 * 2] * stages)
+            consumed = T.alloc_cluster_barrier([1] * stages)
+            done = T.alloc_barrier([1])
+            warp = T.get_thread_binding() // 32
+            if warp == 0:
+                for k in T.serial(K // bK):
+                    stage = k % stages
+                    T.mbarrier_wait_parity(consumed[stage], ((k // stages) & 1) ^ 1)
+                    T.tma_copy(A[bx * height, k * bK], a[stage, :, :], barrier=loaded[stage])
+                    column = by * bN + rank * half
+                    at = (k * bK, column) if turned else (column, k * bK)
+                    T.tma_copy(B[at], b[stage, :, :], barrier=loaded[stage])
+                    if k % turns == 0:
+                        for w in range(words):
+                            group = k // turns * words + w
+                            there = sfa[stage, w * bM : (w + 1) * bM]
+                            T.tma_copy(SFA[group * M + bx * bM], there, barrier=loaded[stage])
+                            there = sfb[stage, w * bN : (w + 1) * bN]
+                            T.tma_copy(SFB[group * N + by * bN], there, barrier=loaded[stage])
+                    T.mbarrier_arrive(loaded[stage])
+            elif warp == 1 and rank == 0:
+                for k in T.serial(K // bK):
+                    stage = k % stages
+                    T.mbarrier_wait_parity(ready[stage], (k // stages) & 1)
+                    if k % turns == 0:
+                        T.tcgen05_cp_warpx4(sfa[stage, :], sfa_tmem, use_2cta=True)
+                        T.tcgen05_cp_warpx4(sfb[stage, :], sfb_tmem, use_2cta=True)
+                    T.tcgen05_gemm_blockscaled(
+                        a[stage, :, :], b[stage, :, :], c, sfa_tmem, sfb_tmem,
+                        transpose_B=not turned, mbar=consumed[stage], clear_accum=k == 0,
+                        k_start=k * bK, sf_a_granularity_k=count, sf_b_granularity_k=count,
+                        use_2cta=True, sf_dtype=factors,
+                    )  # fmt: skip
+                T.tcgen05_mma_arrive(done, arrive_2cta=True)
+            elif warp == 2:
+                for k in T.serial(K // bK):
+                    stage = k % stages
+                    T.mbarrier_wait_parity(loaded[stage], (k // stages) & 1)
+                    if k % turns == 0:
+                        T.tcgen05_sf_warp_transpose(sfa[stage, :])
+                        T.tcgen05_sf_warp_transpose(sfb[stage, :])
+                        T.fence_proxy_async()
+                    T.mbarrier_arrive(ready[stage], 0)
+            T.mbarrier_wait_parity(done, 0)
+            T.copy(c, out)
+            T.copy(out, C[bx * height, by * bN])
+
+    return main

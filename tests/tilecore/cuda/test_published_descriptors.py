@@ -215,20 +215,21 @@ def test_instruction_descriptors_of_tcgen05(pair, m, n, a, b, c, m_major, n_majo
     assert f"cta_group::{2 if pair else 1}.kind" in text
 
 
-# (N, A, B, factors, A is M-major, B is N-major) -> the same of 128 rows with factors, their first.
+# (of two blocks, N, A, B, factors, A is M-major, B is N-major) -> the same with factors, the first.
 SCALED = [
-    (128, "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", False, False, 0x08A00400),
-    (256, "float8_e5m2", "float8_e4m3fn", "float8_e8m0fnu", True, True, 0x08C18080),
-    (256, "float4_e2m1fn", "float4_e2m1fn", "float8_e8m0fnu", False, False, 0x08C00480),
-    (64, "float4_e2m1fn", "float4_e2m1fn", "float8_e4m3fn", False, False, 0x08100480),
+    (True, 256, "float8_e4m3fn", "float8_e4m3fn", "float8_e8m0fnu", False, True, 0x10C10000),
+    (False, 128, "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", False, False, 0x08A00400),
+    (False, 256, "float8_e5m2", "float8_e4m3fn", "float8_e8m0fnu", True, True, 0x08C18080),
+    (False, 256, "float4_e2m1fn", "float4_e2m1fn", "float8_e8m0fnu", False, False, 0x08C00480),
+    (False, 64, "float4_e2m1fn", "float4_e2m1fn", "float8_e4m3fn", False, False, 0x08100480),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("n", "a", "b", "factors", "m_major", "n_major", "bits"), SCALED)
-def test_instruction_descriptors_with_factors(n, a, b, factors, m_major, n_major, bits):
+@pytest.mark.parametrize(("pair", "n", "a", "b", "factors", "m_major", "n_major", "bits"), SCALED)
+def test_instruction_descriptors_with_factors(pair, n, a, b, factors, m_major, n_major, bits):
     """CUTLASS's ``InstrDescriptorBlockScaled``: a_sf_id from bit 29 on, b_sf_id from bit 4 on."""
     majors = {"a_major": "m" if m_major else "k", "b_major": "n" if n_major else "k"}
-    text = I.tensor_mma_scaled(n, a, b, factors, **majors).cuda
+    text = I.tensor_mma_scaled(n, a, b, factors, pair=pair, **majors).cuda
     assert f'"r"({bits:#x}u | (unsigned)i << 29 | (unsigned)j << 4)' in text
 
 

@@ -129,13 +129,13 @@ inline void tensor_mma_ts(unsigned d, unsigned a, u64 b, int accumulates, bool b
 // Elements of K-major or other operands times factors in tensor memory, of which `Count` along K.
 void tensor_mma_scaled(const TensorForm& form, unsigned d, u64 a, u64 b, TensorFactors a_factors,
                        TensorFactors b_factors, bool accumulates);
-template <int N, class A, class B, class Factor, int Count>
+template <int M, int N, class A, class B, class Factor, int Count>
 inline void tensor_mma_scaled(unsigned d, u64 a, u64 b, TensorFactors fa, TensorFactors fb,
-                              int accumulates, bool a_t, bool b_t) {
-  tensor_mma_scaled({128, N, A::id, B::id, f32::id, a_t, b_t, false, false, Factor::id, Count}, d, a,
-                    b, fa, fb, accumulates);
+                              int accumulates, bool a_t, bool b_t, bool pair) {
+  tensor_mma_scaled({M, N, A::id, B::id, f32::id, a_t, b_t, false, pair, Factor::id, Count}, d, a, b,
+                    fa, fb, accumulates);
 }
-void tensor_copy(unsigned d, u64 source);
+void tensor_copy(unsigned d, u64 source, bool pair);
 // `mask`: blocks of the cluster, 0: the own one.
 void tensor_commit(void* barrier, int mask, bool pair);
 // `halves`: count units of 8 columns of 16 lanes, else count columns of the thread's own lane.

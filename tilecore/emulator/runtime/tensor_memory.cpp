@@ -63,18 +63,17 @@ double operand_element(const Block& block, const TensorOperand& o, int type, int
   return element(type, block.shared + at, k % each);
 }
 // The factor of element `k` along K of a row of A or column of B, as a quarter of the lanes has it.
-double factor_of(const TensorProduct& p, int side, int quarter, int x, int k) {
+double factor_of(const TensorProduct& p, const Block& block, int side, int quarter, int x, int k) {
   const TensorFactors& f = p.factors[side];
   int column = (int)(f.place & 0xffff) + x / WARP, lane = quarter * WARP + x % WARP;
   int byte = f.byte + k * p.form.factors / (256 / width(p.form.a_type));
-  return element(p.form.factor_type, &p.blocks[0]->tensor.cells[lane * COLUMNS + column], byte);
+  return element(p.form.factor_type, &block.tensor.cells[lane * COLUMNS + column], byte);
 }
 void copy_words(const TensorProduct& p) {
-  Block& block = *p.blocks[0];
-  for (int row = 0; row < WARP; ++row)
-    for (int quarter = 0; quarter < LANES / WARP; ++quarter)
-      memcpy(&block.tensor.cells[(quarter * WARP + row) * COLUMNS + (p.d & 0xffff)],
-             block.shared + operand_place(p.b, row, 0, 1, false), 4 * COPIED);
+  for (Block* block : p.blocks)
+    for (int lane = 0; lane < LANES; ++lane)
+      memcpy(&block->tensor.cells[lane * COLUMNS + (p.d & 0xffff)],
+             block->shared + operand_place(p.b, lane % WARP, 0, 1, false), 4 * COPIED);
 }
 
 void multiply(const TensorProduct& p) {
@@ -93,11 +92,11 @@ void multiply(const TensorProduct& p) {
       if (row % WARP == 0) scaled = right;
       if (f.factors && row % WARP == 0)
         for (int n = 0; n < f.n; ++n)
-          for (int x = 0; x < k; ++x) scaled[n * k + x] *= factor_of(p, 1, row / WARP, n, x);
+          for (int x = 0; x < k; ++x) scaled[n * k + x] *= factor_of(p, *block, 1, row / WARP, n, x);
       for (int x = 0; x < k; ++x) {
         left[x] = f.a_in_tensor ? element(f.a_type, lane, x)
                                 : operand_element(*block, p.a, f.a_type, row, x, f.a_transposed);
-        if (f.factors) left[x] *= factor_of(p, 0, row / WARP, row, x);
+        if (f.factors) left[x] *= factor_of(p, *block, 0, row / WARP, row, x);
       }
       for (int n = 0; n < f.n; ++n) {
         uint32_t* cell = cell_of(m, p, row, n);
@@ -108,7 +107,7 @@ void multiply(const TensorProduct& p) {
     }
 }
 int factor_columns(const TensorProduct& p, int side) {
-  return ((side ? p.form.n : p.form.m) + WARP - 1) / WARP;
+  return ((side ? p.form.n : p.form.m / (int)p.blocks.size()) + WARP - 1) / WARP;
 }
 // Waits for the other block to allocate or free as well; both must be told the same.
 void meet_peer(TensorMemory& m, const char* what) {
@@ -180,6 +179,16 @@ void tensor_free(unsigned address, int columns, bool pair) {
   });
   if (pair) meet_peer(my_block().tensor, what);
 }
+// The blocks of an instruction: the own one, and the other one of its pair.
+static std::vector<Block*> unit_blocks(Block& block, bool pair, const char* what) {
+  std::vector<Block*> blocks{&block};
+  if (!pair) return blocks;
+  std::string name = std::string(what) + " of two blocks: ";
+  if (block.rank % 2) fail(name + "expected a thread of the one of even rank");
+  blocks.push_back(&peer_of(block));
+  if (blocks[1]->alive == 0) fail(name + "the other one has exited");
+  return blocks;
+}
 // Gives the unit a product, or a copy of words: later ones of the block follow it.
 static void begin(TensorMemory& m, TensorProduct p) {
   if (machine.delivery == EARLY) {
@@ -197,12 +206,8 @@ static void product(const TensorForm& form, unsigned d, unsigned long long a, un
   if (d >> 16) fail("tcgen05.mma: the accumulator does not begin in lane 0");
   TensorOperand left{(unsigned)a, 0, 0, 0};
   if (!form.a_in_tensor) left = fields(a);
-  TensorProduct p{form, {&block}, d, left, fields(b), accumulates, {a_factors, b_factors}};
-  if (form.is_pair) {
-    if (block.rank % 2) fail("tcgen05.mma of two blocks: expected a thread of the one of even rank");
-    p.blocks.push_back(&peer_of(block));
-    if (p.blocks[1]->alive == 0) fail("tcgen05.mma of two blocks: the other one has exited");
-  }
+  std::vector<Block*> blocks = unit_blocks(block, form.is_pair, "tcgen05.mma");
+  TensorProduct p{form, blocks, d, left, fields(b), accumulates, {a_factors, b_factors}};
   int agent = tensor_agent(block);
   Clock clock = clock_of(me());
   clock.set(agent, ++m.time);
@@ -235,29 +240,32 @@ void tensor_mma_scaled(const TensorForm& form, unsigned d, unsigned long long a,
     if (f.byte < 0 || f.byte > 4 - form.factors || f.byte % form.factors)
       fail(std::string(what) + ": byte " + std::to_string(f.byte) + " of words, of which " +
            std::to_string(form.factors) + " count");
-  TensorMemory& m = memory(false, what);
-  check_columns(m, a_factors.place, (form.m + WARP - 1) / WARP, what);
+  if (form.m / (1 + form.is_pair) != LANES) fail(std::string(what) + ": expected 128 rows of a block");
+  TensorMemory& m = memory(form.is_pair, what);
+  check_columns(m, a_factors.place, LANES / WARP, what);
   check_columns(m, b_factors.place, (form.n + WARP - 1) / WARP, what);
   product(form, d, a, b, accumulates, a_factors, b_factors);
 }
 // 32 rows of 16 bytes of shared memory to four columns of each quarter of the lanes.
-void tensor_copy(unsigned d, unsigned long long source) {
+void tensor_copy(unsigned d, unsigned long long source, bool pair) {
   settle();
   const char* what = "tcgen05.cp";
   Block& block = my_block();
-  TensorMemory& m = memory(false, what);
+  TensorMemory& m = memory(pair, what);
   if (d >> 16 || d % COPIED) fail("tcgen05.cp: expected lane 0 of a column that is a multiple of 4");
-  check_columns(m, d, COPIED, what);
   TensorForm form{LANES, COPIED, U32, U32, U32, false, false, false, false};
   form.is_copy = true;
-  TensorProduct p{form, {&block}, d, {}, fields(source), false};
+  TensorProduct p{form, unit_blocks(block, pair, what), d, {}, fields(source), false};
   int agent = tensor_agent(block);
   Clock clock = clock_of(me());
   clock.set(agent, ++m.time);
-  for (int row = 0; row < WARP; ++row) {
-    unsigned at = operand_place(p.b, row, 0, 1, false);
-    shared_at(block, at, 16, what);
-    on_read(block, at, 16, agent, clock, true);
+  for (Block* owner : p.blocks) {
+    check_columns(memory_of(*owner), d, COPIED, what);
+    for (int row = 0; row < WARP; ++row) {
+      unsigned at = operand_place(p.b, row, 0, 1, false);
+      shared_at(*owner, at, 16, what);
+      on_read(*owner, at, 16, agent, clock, true);
+    }
   }
   begin(m, p);
 }

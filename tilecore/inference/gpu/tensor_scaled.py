@@ -23,7 +23,8 @@ from tilecore.ir.nodes import Buffer, ChunkCopy, Gemm, KernelLaunch, Region, Stm
 from tilecore.ir.scaled_gemm import CHUNK, COLUMNS, WORD, columns_of_word, words_along_k
 from tilecore.ir.visitor import children, walk
 
-ROWS, WIDEST = 128, 256  # of an instruction's sums
+ROWS, WIDEST = 128, 256  # of an instruction's sums in a block
+PAIR_STEP = 32  # of which the columns of two blocks have a multiple
 WORD_CHUNK = 4  # words of 16 bytes, by which a copy reads shared memory
 
 
@@ -80,8 +81,11 @@ def scaled_misfit(gemm: Gemm, lets: Mapping[Var, Expr]) -> str:
     depth = int_value(depth_of(gemm))
     if m % ROWS:
         return f"{m} rows are no multiple of {ROWS}"
-    if n % 16 or not width_of(n):
-        return f"{n} columns are no multiple of {16 if n <= WIDEST else CHUNK}"
+    step = PAIR_STEP if gemm.in_pair else 16 if n <= WIDEST else CHUNK
+    if n % step or not width_of(n):
+        return f"{n} columns are no multiple of {step}"
+    if gemm.in_pair and n > WIDEST:
+        return f"{n} columns, of at most {WIDEST} of one instruction"
     if not depth or depth % unit.depth:
         return f"K = {depth} is no multiple of {unit.depth}"
     if gemm.start is not None and divisor(gemm.start, lets) % unit.depth:
@@ -146,6 +150,8 @@ def factors_misfit(tile: Buffer, launch: KernelLaunch, teams: Teams) -> str:
             reason = "elements are accessed one by one"
         if reason:
             return f"line {stmt.span.line}: {reason}"
+    if len({s.in_pair for s in users if isinstance(s, (ChunkCopy, Gemm))}) > 1:
+        return "two blocks together and each alone use it (all with use_2cta, or none)"
     if len({teams.team_around(s) for s in users}) > 1:
         return "several roles of warps use it; one thread copies and multiplies"
     return _under_way(tile, launch)

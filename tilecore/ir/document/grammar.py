@@ -60,7 +60,7 @@ STATEMENTS: Mapping[str, Form] = {
     "cluster_copy": Form(
         nodes.ClusterCopy, {"copy": "copy", "block": "expr", "mask": "int", "barrier": "load"}
     ),
-    "chunk_copy": Form(nodes.ChunkCopy, {"src": "region", "dst": "region"}),
+    "chunk_copy": Form(nodes.ChunkCopy, {"src": "region", "dst": "region", "in_pair": "flag"}),
     "fill": Form(nodes.Fill, {"dst": "region", "value": "expr"}),
     "gemm": Form(
         nodes.Gemm,

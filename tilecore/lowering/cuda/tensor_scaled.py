@@ -52,7 +52,7 @@ def issue_chunks(memory: TensorMemory, stmt: ChunkCopy) -> None:
     with builder.turns(chunks // CHUNK) as turn:
         there = target + tir.Cast("uint32", index(mul(turn, COLUMNS)))
         step = mul(turn, CHUNK * 4 // CHUNK_BYTES)
-        copied = ptx.tensor_copy().call(there, source + tir.Cast("uint64", index(step)))
+        copied = ptx.tensor_copy(stmt.in_pair).call(there, source + tir.Cast("uint64", index(step)))
         builder.evaluate(copied)
 
 
@@ -87,7 +87,7 @@ class ScaledTensorProduct(TensorProduct):
             *(self._factors(side, at[side], mul(at[2], each)) for side in range(2)), strict=True
         )
         instruction = ptx.tensor_mma_scaled(
-            self.plan.shape[1], *kinds, stmt.factor_type, **self.majors
+            self.plan.shape[1], *kinds, stmt.factor_type, pair=stmt.in_pair, **self.majors
         )
         builder.evaluate(instruction.call(*places, *words, *map(index, bytes_of), kept))
 

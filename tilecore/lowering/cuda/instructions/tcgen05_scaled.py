@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from tilecore.errors import UnsupportedOnTarget
 from tilecore.lowering.cuda.instructions.base import Instruction, asm
 from tilecore.lowering.cuda.instructions.matrix import PTX_NAMES
-from tilecore.lowering.cuda.instructions.tcgen05 import ARCH, ROWS
+from tilecore.lowering.cuda.instructions.tcgen05 import ARCH, PAIR_STEP, ROWS
 
 COPY_STEP = 128  # bytes of 8 rows of 16, which is what a copy's descriptor steps by
 
@@ -66,11 +66,12 @@ def _form(a: str, b: str, factors: str) -> Form:
     return form
 
 
-def _check(n: int, form: Form, majors: tuple[str, str]) -> None:
-    what = f"tcgen05.mma {ROWS} x {n} of kind::{form.kind}"
-    if not 16 <= n <= 256 or n % 16:
+def _check(n: int, form: Form, majors: tuple[str, str], *, pair: bool) -> None:
+    step = PAIR_STEP if pair else 16
+    what = f"tcgen05.mma {ROWS * (1 + pair)} x {n} of kind::{form.kind}"
+    if not step <= n <= 256 or n % step:
         raise UnsupportedOnTarget(
-            what=what, target="cuda", reason="expected n = 16, 32, ... 256",
+            what=what, target="cuda", reason=f"expected n = {step}, {2 * step}, ... 256",
         )  # fmt: skip
     if form.types is FLOAT4 and majors != ("k", "k"):
         raise UnsupportedOnTarget(what=what, target="cuda", reason="expected K-major operands")
@@ -78,13 +79,15 @@ def _check(n: int, form: Form, majors: tuple[str, str]) -> None:
 
 @functools.cache
 def tensor_mma_scaled(
-    n: int, a: str, b: str, factors: str, *, a_major: str = "k", b_major: str = "k"
-) -> Instruction:
+    n: int, a: str, b: str, factors: str, *, a_major: str = "k", b_major: str = "k",
+    pair: bool = False,
+) -> Instruction:  # fmt: skip
     """Return ``(uint32 d, uint64 a, uint64 b, uint32 fa, uint32 fb, int i, int j, int adds)``.
 
     d (128 x n, float32) = (a fa) * (b fb) (+ d, where ``adds``). ``a`` and ``b`` are descriptors of
     32 bytes along K, ``fa`` and ``fb`` addresses of factors, ``i`` and ``j`` the bytes of their
-    words from which on the instruction takes them. Else as ``tensor_mma``.
+    words from which on the instruction takes them. Else as ``tensor_mma``; of a pair each block has
+    128 rows of A, of the sums and of ``fa``, half of the columns of B, and ``fb`` of all of them.
 
     Args:
         n: columns, a multiple of 16 up to 256.
@@ -93,18 +96,20 @@ def tensor_mma_scaled(
         factors: their type: float8_e8m0fnu, or float8_e4m3fn, none negative.
         a_major: "k" or "m": the axis along which A is contiguous.
         b_major: "k" or "n".
+        pair: of two blocks.
 
     Raises:
         UnsupportedOnTarget: there is no such instruction (TC302).
     """
     form = _form(a, b, factors)
-    _check(n, form, (a_major, b_major))
+    _check(n, form, (a_major, b_major), pair=pair)
+    rows = ROWS * (1 + pair)
     turned = (a_major != "k", b_major != "k")
     bits = form.types[a] << 7 | form.types[b] << 10 | turned[0] << 15 | turned[1] << 16
-    bits |= (n >> 3) << 17 | form.factor[1] << 23 | (ROWS >> 4) << 24
+    bits |= (n >> 3) << 17 | form.factor[1] << 23 | (rows >> 4) << 24
     text = (
         "{ .reg .pred p; setp.ne.b32 p, %6, 0; "
-        f"tcgen05.mma.cta_group::1.kind::{form.kind}.block_scale.scale_vec::{form.count}X "
+        f"tcgen05.mma.cta_group::{1 + pair}.kind::{form.kind}.block_scale.scale_vec::{form.count}X "
         "[%0], %1, %2, %3, [%4], [%5], p; }"
     )
     chosen = f'"r"({bits:#x}u | (unsigned)i << 29 | (unsigned)j << 4)'
@@ -113,23 +118,25 @@ def tensor_mma_scaled(
     tags = ", ".join(f"emu::{name}" for name in names)
     flags = ", ".join(str(t).lower() for t in turned)
     return Instruction(
-        f"tc_tensor_mma_scaled_n{n}_{'_'.join(names)}_{a_major}{b_major}",
+        f"tc_tensor_mma_scaled_{'pair_' * pair}n{n}_{'_'.join(names)}_{a_major}{b_major}",
         "unsigned d, unsigned long long a, unsigned long long b, unsigned fa, unsigned fb, int i, "
         "int j, int adds", asm(text, (), operands),
-        f"emu::tensor_mma_scaled<{n}, {tags}, {form.count}>(d, a, b, {{fa, i}}, {{fb, j}}, adds, "
-        f"{flags});", arch=ARCH,
+        f"emu::tensor_mma_scaled<{rows}, {n}, {tags}, {form.count}>(d, a, b, {{fa, i}}, {{fb, j}}, "
+        f"adds, {flags}, {str(pair).lower()});", arch=ARCH,
     )  # fmt: skip
 
 
 @functools.cache
-def tensor_copy() -> Instruction:
+def tensor_copy(pair: bool = False) -> Instruction:
     """Return ``(uint32 d, uint64 s)``: 512 bytes to four columns of each quarter of the lanes.
 
     ``s`` is a descriptor, without swizzle, of 32 rows of 16 bytes. Later products of the thread
-    read what it brought; it is complete when the barrier of a later ``tensor_commit`` is.
+    read what it brought; it is complete when the barrier of a later ``tensor_commit`` is. ``pair``:
+    in each of two blocks, from and to the same places of its own memory.
     """
-    text = "tcgen05.cp.cta_group::1.32x128b.warpx4 [%0], %1;"
+    text = f"tcgen05.cp.cta_group::{1 + pair}.32x128b.warpx4 [%0], %1;"
     return Instruction(
-        "tc_tensor_copy", "unsigned d, unsigned long long s", asm(text, (), ['"r"(d)', '"l"(s)']),
-        "emu::tensor_copy(d, s);", arch=ARCH,
+        f"tc_tensor_copy{'_pair' * pair}", "unsigned d, unsigned long long s",
+        asm(text, (), ['"r"(d)', '"l"(s)']), f"emu::tensor_copy(d, s, {str(pair).lower()});",
+        arch=ARCH,
     )  # fmt: skip
