@@ -88,6 +88,7 @@ def test_programs_with_roles(size, block, count, kinds, turned):
     launch, found = check(func, *inputs(size, count, kinds, turned=turned))
     assert (found.kind, found.is_async, found.shape[2]) == ("tcgen05", True, 32)
     assert f"of {kinds[0]} with factors (.block_scale)" in launch.explain()
+    assert "copied to tensor memory by the unit of products: sfa, sfb\n" in launch.explain()
     factors = [t for t in launch.tensor_tiles.values() if t.of_factors]
     assert [t.column % 4 for t in factors] == [0, 0]
     first = min(t.column for t in factors)  # behind the sums

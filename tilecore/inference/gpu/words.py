@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tilecore.inference.gpu.matrix_units import TF32_CUT, TF32_ROUNDED
 from tilecore.inference.gpu.plan import GemmPlan, GpuLaunchPlan
-from tilecore.ir.nodes import ClusterCopy, Copy
+from tilecore.ir.nodes import ChunkCopy, ClusterCopy, Copy
+from tilecore.ir.visitor import walk
 
 
 def launch_in_words(plan: GpuLaunchPlan) -> str:
@@ -44,6 +45,10 @@ def launch_in_words(plan: GpuLaunchPlan) -> str:
     sent += [c.dst.buffer.name for p in plan.pipelines.values() for c in p.copies if p.group(c)]
     if sent:
         lines.append(f"loaded by TMA for several blocks: {', '.join(dict.fromkeys(sent))}")
+    copied = [s.src.buffer.name for s in walk(plan.launch.body) if isinstance(s, ChunkCopy)]
+    if copied:
+        names = ", ".join(dict.fromkeys(copied))
+        lines.append(f"factors copied to tensor memory by the unit of products: {names}")
     lines.append(f"barriers: {len(plan.barriers) + len(plan.ends)}")
     return "\n".join([*lines, *plan.notes])
 
