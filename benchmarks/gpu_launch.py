@@ -27,12 +27,14 @@ from typing import Any
 import torch
 
 import tilecore
+import tilecore.language as T
 from tilecore import kernels
 from tilecore.artifact import Artifact
 from tilecore.runtime.cuda import CudaKernel
 from tilecore.runtime.driver import CudaDriver
 
 ROUNDS, CALLS = 15, 200
+MOST_ROWS = 4096
 FAKE_LIBCUDA = Path(__file__).parents[1] / "tests/tilecore/cuda/fake_libcuda.c"
 
 
@@ -114,6 +116,35 @@ def without_device() -> None:
             "driver": raw_launch(driver),
         }
         report(name, calls)
+    sizes(driver)
+
+
+def sizes(driver: Nothing) -> None:
+    """Print what a call costs of new sizes, of others than the last but known, of the same.
+
+    A product with a dynamic number of rows, by the runtime's own call.
+    """
+    definition = kernels.get("gemm")
+    fields = {"m": 64, "n": 512, "k": 512, "dtype": "float16", "out_dtype": "float16"}
+    problem = {**definition.parse_problem(fields), "m": T.dynamic("M")}
+    func = definition.program(problem, dict(definition.default_config("cuda")))
+    artifact = tilecore.compile(func, target="h100").artifact
+    whole = [torch.zeros(size, 512, dtype=torch.float16) for size in (MOST_ROWS, 512, MOST_ROWS)]
+    a, b, c = whole
+    found: dict[str, list[float]] = {"new": [], "known": [], "same": []}
+    for _ in range(ROUNDS):
+        kernel = CudaKernel(artifact, driver)
+        kernel(*whole)
+        for name, rows in (
+            ("new", range(1, CALLS)), ("known", range(1, CALLS)), ("same", [7] * CALLS)
+        ):  # fmt: skip
+            given = [(a[:m], b, c[:m]) for m in rows]
+            for arguments in given:
+                start = time.perf_counter()
+                kernel(*arguments)
+                found[name].append(1e6 * (time.perf_counter() - start))
+    medians = {name: round(statistics.median(t), 2) for name, t in found.items()}
+    print(json.dumps({"of": "gemm, rows of the call", **medians}))
 
 
 def report(name: str, calls: dict[str, Callable[[], Any]]) -> None:

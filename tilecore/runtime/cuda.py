@@ -38,7 +38,7 @@ from tilecore.runtime.driver import (
 from tilecore.runtime.kernel import check
 from tilecore.runtime.launcher import SCALARS, Bound, Call, TensorMap, call_of
 
-MOST_SIGNATURES = 256  # shapes and sizes that a kernel is kept prepared for
+MOST_SIGNATURES = 1024  # shapes and sizes that a kernel is kept prepared for, 8 KiB each
 PLAIN = frozenset((int, float, bool))  # numbers that a launch takes as they are
 
 
@@ -88,13 +88,14 @@ class CudaKernel:
         """Run the kernel with arguments that a call has accepted before (for timing loops)."""
         last = self._last
         if last is None or len(arguments) != self._count or not last(*arguments):
-            self._run(arguments)
+            self._run(arguments, self._signature(arguments))
 
     # --- arguments --------------------------------------------------------------------------------
 
     def _other_call(self, arguments: Sequence[Any]) -> None:
         """Run the kernel for arguments that are not like those of the last call."""
-        known = self._calls.get(self._signature(arguments))
+        signature = self._signature(arguments)
+        known = self._calls.get(signature)
         if known is not None and known(*arguments):
             self._last = known
             return
@@ -109,11 +110,10 @@ class CudaKernel:
                 )  # fmt: skip
         # Later calls are compared with this one as its caller wrote it, where that can be run.
         is_plain = all(type(arguments[i]) in PLAIN for i, _ in self._numbers)
-        self._run(arguments if is_plain else given)
+        self._run(*((arguments, signature) if is_plain else (given, self._signature(given))))
 
-    def _run(self, arguments: Sequence[Any]) -> None:
-        """Run the kernel for accepted arguments."""
-        signature = self._signature(arguments)
+    def _run(self, arguments: Sequence[Any], signature: Any) -> None:
+        """Run the kernel for accepted arguments of a signature."""
         call = self._calls.get(signature)
         if call is None or not call(*arguments):
             call = self._prepared(arguments)
@@ -121,7 +121,7 @@ class CudaKernel:
                 raise AssertionError("arguments that no call has accepted")
             if signature is not None:
                 if len(self._calls) >= MOST_SIGNATURES:
-                    self._calls.clear()
+                    del self._calls[next(iter(self._calls))]
                 self._calls[signature] = call
         self._last = call
 

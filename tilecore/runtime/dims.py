@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import ast
 import functools
-import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import CodeType
 from typing import Any
 
 from tilecore.artifact import ParameterSpec
 from tilecore.errors import ArgumentError
 from tilecore.runtime.tensor import view
 
-_OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.LShift: operator.lshift,
-    ast.RShift: operator.rshift, ast.BitAnd: operator.and_, ast.BitOr: operator.or_,
-    ast.BitXor: operator.xor,
-}  # fmt: skip
+_OPERATORS = (
+    ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod, ast.LShift, ast.RShift, ast.BitAnd,
+    ast.BitOr, ast.BitXor,
+)  # fmt: skip
 _FUNCTIONS: Mapping[str, Callable[..., int]] = {"min": min, "max": max, "int32": int, "int64": int}
+_GLOBALS = {"__builtins__": {}, **_FUNCTIONS}
 
 
 @functools.lru_cache(maxsize=4096)
@@ -26,25 +25,41 @@ def _parse(text: str) -> ast.expr:
     return ast.parse(text, mode="eval").body
 
 
+@functools.lru_cache(maxsize=4096)
+def _code(text: str) -> CodeType:
+    """Return the code of an extent.
+
+    Raises:
+        ValueError: it is more than arithmetic on numbers and names.
+    """
+    node = _parse(text)
+    if not _is_extent(node):
+        raise ValueError(f"no extent: {ast.unparse(node)}")
+    return compile(ast.Expression(node), "<extent>", "eval")
+
+
+def _is_extent(node: ast.expr) -> bool:
+    match node:
+        case ast.Constant(value=int()) | ast.Name():
+            return True
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return _is_extent(operand)
+        case ast.BinOp(left=left, op=op, right=right):
+            return isinstance(op, _OPERATORS) and _is_extent(left) and _is_extent(right)
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
+            return name in _FUNCTIONS and all(map(_is_extent, args))
+        case _:
+            return False
+
+
 def evaluate(extent: int | str, values: Mapping[str, int]) -> int:
     """Return the value of an extent: a number, a name, or an expression of names."""
-    return extent if isinstance(extent, int) else _value(_parse(extent), values)
-
-
-def _value(node: ast.expr, values: Mapping[str, int]) -> int:
-    match node:
-        case ast.Constant(value=int(number)):
-            return number
-        case ast.Name(id=name):
-            return values[name]
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_value(operand, values)
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-            return _OPERATORS[type(op)](_value(left, values), _value(right, values))
-        case ast.Call(func=ast.Name(id=name), args=args) if name in _FUNCTIONS:
-            return _FUNCTIONS[name](*(_value(a, values) for a in args))
-        case _:
-            raise ValueError(f"no extent: {ast.unparse(node)}")
+    if isinstance(extent, int):
+        return extent
+    if extent in values:
+        return values[extent]
+    found: int = eval(_code(extent), _GLOBALS, values)  # arithmetic alone
+    return found
 
 
 def bind(parameters: Sequence[ParameterSpec], arguments: Sequence[Any]) -> dict[str, int]:

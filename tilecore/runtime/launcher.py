@@ -13,7 +13,7 @@ exchanges addresses and launches has no loops. For ``C = A @ B`` with a tensor m
             ...
         except NOT_A_TENSOR:
             return False
-        if (p0 | p1 | p2) & 15 or p2 < p0 + 8192 and p0 < p2 + 8192 or ...:
+        if (p0 | p1 | p2) & 15 or p2 < p0 + bytes0 and p0 < p2 + bytes2 or ...:
             return False
         elsewhere = on(0)
         if elsewhere is not None:
@@ -35,9 +35,11 @@ exchanges addresses and launches has no loops. For ``C = A @ B`` with a tensor m
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any
 
 from tilecore.artifact import ParameterSpec
@@ -125,6 +127,21 @@ def _range(dtype: str) -> tuple[int, int]:
     return DType(dtype).ends if "int" in dtype else (-MOST_EXACT, MOST_EXACT)
 
 
+def _span(tensor: Any, spec: ParameterSpec) -> int:
+    """Return the bytes from the first element of a tensor to behind its last one."""
+    if tensor.is_contiguous():
+        return int(tensor.nbytes)
+    found = view(tensor, spec.dtype)
+    assert found is not None
+    return found.end - found.address
+
+
+@functools.lru_cache(maxsize=256)
+def _code(text: str) -> CodeType:
+    """Return the code of a text; calls of other sizes have the same, their sizes by name."""
+    return compile(text, "<tilecore call>", "exec")
+
+
 class _Written:
     """The text of a call, and what its names mean: its globals, which keep what it uses."""
 
@@ -140,7 +157,7 @@ class _Written:
         self._addresses: list[str] = []
         self._overlaps: list[str] = []
         self._changes: list[str] = []  # what a launch is told
-        self._spans: list[tuple[str, int, bool]] = []  # address, bytes, is written
+        self._spans: list[tuple[str, str, bool]] = []  # names of address and bytes, is written
         self._numbered: list[str] = []  # the address of each tensor
 
     def tensor(self, position: int, spec: ParameterSpec, tensor: Any) -> None:
@@ -166,21 +183,21 @@ class _Written:
             checks.append(f"{argument}.stride() != strides{position}")
         self._refused += checks
         self._addresses.append(f"{address} = {argument}.data_ptr()")
-        found = view(tensor, spec.dtype)
-        assert found is not None
-        self._overlap(address, found.end - found.address, is_written=spec.is_written)
+        self._overlap(address, _span(tensor, spec), is_written=spec.is_written)
         self._numbered.append(address)
 
     def _overlap(self, address: str, size: int, *, is_written: bool) -> None:
         """Write that a tensor shares no memory with an earlier one, if either is written."""
         if not size:
             return
+        own = f"bytes{len(self._spans)}"
+        self._names[own] = size
         for other, other_size, other_is_written in self._spans:
             if is_written or other_is_written:
                 self._overlaps.append(
-                    f"{other} < {address} + {size} and {address} < {other} + {other_size}"
+                    f"{other} < {address} + {own} and {address} < {other} + {other_size}"
                 )
-        self._spans.append((address, size, is_written))
+        self._spans.append((address, own, is_written))
 
     def number(self, position: int, spec: ParameterSpec, number: Any) -> None:
         """Write what is compared with a number, or where it goes."""
@@ -228,7 +245,7 @@ def call({arguments}):
         release()
     return True
 """
-        exec(compile(text, "<tilecore call>", "exec"), self._names)  # names are ours
+        exec(_code(text), self._names)  # names are ours
         found: Call = self._names["call"]
         return found
 
@@ -254,10 +271,10 @@ def call({arguments}):
             address = self._numbered[found.tensor]
             if found.is_of_nothing or address == "0":
                 continue
-            self._names[f"map{n}"] = found.shape
+            self._names |= {f"map{n}": found.shape, f"at{n}": found.at}
             lines += [
                 f"if encoded[{n}] != {address}:",
-                f"    encode_map({found.at}, {address}, map{n})",
+                f"    encode_map(at{n}, {address}, map{n})",
                 f"    encoded[{n}] = {address}",
             ]
         return lines

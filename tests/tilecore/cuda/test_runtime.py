@@ -30,7 +30,9 @@ from tilecore.emulator import EmulatedDriver
 from tilecore.errors import AliasError, ArgumentError, ArtifactError, ToolchainMissing
 from tilecore.runtime import load as load_artifact
 from tilecore.runtime.cuda import CudaKernel
+from tilecore.runtime.dims import evaluate
 from tilecore.runtime.driver import check_capability
+from tilecore.runtime.launcher import _code
 from tilecore.target import parse_target
 
 
@@ -126,6 +128,31 @@ def test_calls_of_sizes_that_alternate_are_looked_at_once(prepared, monkeypatch)
     for n in (64, 300, 64, 300):
         _runs(kernel, n)
     assert grids == [(1, 1, 1)] * 2 + [(3, 1, 1)] * 2
+
+
+def test_of_too_many_sizes_the_oldest_is_prepared_anew(prepared, monkeypatch):
+    kernel, grids = prepared
+    monkeypatch.setattr("tilecore.runtime.cuda.MOST_SIGNATURES", 2)
+    for n in (64, 65, 66, 66, 65):
+        _runs(kernel, n)
+    assert len(grids) == 3 * 2
+    _runs(kernel, 64)
+    assert len(grids) == 4 * 2
+
+
+def test_calls_of_all_sizes_are_one_text(prepared):
+    kernel, _ = prepared
+    before = _code.cache_info().misses
+    for n in (33, 34, 35, 36):
+        _runs(kernel, n)
+    assert _code.cache_info().misses <= before + 1
+
+
+@pytest.mark.parametrize("text", ["M.real", "print(M)", "min(*M)", "[M]", "M / 2", "M if M else 1"])
+def test_extents_are_arithmetic_alone(text):
+    with pytest.raises(ValueError, match="no extent"):
+        evaluate(text, {"M": 4})
+    assert evaluate("min((M + 127) // 128 * 2, 3) | 4", {"M": 4}) == 6
 
 
 def test_calls_on_many_threads_do_not_mix_up_their_tensors(scaled):
