@@ -6,8 +6,10 @@ one by one, each with its own guard.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +24,7 @@ from tilecore.ir.nodes import Let, Parallel, Seq, Stmt, Store
 from tilecore.ir.visitor import expr_children, expressions, walk, walk_expr
 from tilecore.lowering.cpu.access import Accessor, Extent
 from tilecore.lowering.cpu.blended import blended
+from tilecore.lowering.cpu.guarded import Guarded, guarded
 from tilecore.lowering.cpu.lets import has_vector_form, indices_of, inlined, is_uniform
 from tilecore.lowering.cpu.rows_ahead import RowsAhead
 from tilecore.lowering.cpu.scalar import LIBM, Scope, lower, value_type, widen
@@ -40,6 +43,7 @@ class NestLowering:
     ) -> None:
         self.accessor, self.builder, self.target = accessor, accessor.builder, target
         self.statement = statement
+        self.guarded: Guarded | None = None  # the nest, if it is one under conditions
 
     def emit(self, nest: Parallel) -> None:
         """Emit loops over all axes and the body."""
@@ -57,16 +61,31 @@ class NestLowering:
             with self._running(var, count, 0) as _:
                 self._axis(nest, axis + 1)
             return
-        steady = blended(nest) or nest
+        steady, self.guarded = blended(nest), guarded(nest)
+        self.blends = steady is not None
+        if steady is None:
+            steady = nest if self.guarded is None else self.guarded.nest
         lanes = self._lanes(steady, var)
         short = size is not None and size < lanes
         if lanes == 1 or short or not self._vectorises(steady, var, lanes):
             self._scalar(nest.body, var, 0, count)
             return
-        nest = steady
-        if size is None:
-            self._dynamic(nest, var, count, lanes)
-            return
+        shared = () if self.guarded is None else self.guarded.shared
+        with self._where(shared):
+            if size is None:
+                self._dynamic(steady, var, count, lanes)
+            else:
+                self._whole_vectors(steady, var, size, lanes)
+
+    @contextmanager
+    def _where(self, conds: Sequence[Expr]) -> Iterator[None]:
+        with ExitStack() as scopes:
+            for cond in conds:
+                scopes.enter_context(self.builder.when(self.accessor.scalar(cond)))
+            yield
+
+    def _whole_vectors(self, nest: Parallel, var: Var, size: int, lanes: int) -> None:
+        """Emit whole vectors, then the rest, of an axis."""
         whole = size // lanes
         rows = self._rows_ahead(nest)
         with rows.begun(), self.builder.loop(whole) as q:
@@ -74,7 +93,12 @@ class NestLowering:
             rows.fetch(first)
             self._vector(nest, var, first, lanes, (0, size - 1))
         if size % lanes:
-            self._scalar(nest.body, var, whole * lanes, size % lanes)
+            self._scalar(self._given(nest), var, whole * lanes, size % lanes)
+
+    def _given(self, nest: Parallel) -> Stmt:
+        """Return the body of a nest with its conditions, or choices in their place."""
+        is_blended = self.guarded is None or self.blends
+        return nest.body if is_blended else self.guarded.given.body  # type: ignore[union-attr]
 
     def _lanes(self, nest: Parallel, var: Var) -> int:
         """Return how many lanes a nest has; a vector lies within a panel."""
@@ -99,7 +123,7 @@ class NestLowering:
         with self.builder.loop(whole) as q:
             self._vector(nest, var, mul(q, lanes), lanes, NON_NEGATIVE)
         done = self.builder.bind(mul(whole, lanes))
-        self._scalar(nest.body, var, done, self.builder.bind(count - done))
+        self._scalar(self._given(nest), var, done, self.builder.bind(count - done))
 
     def _running(self, var: Var, count: Any, start: Any) -> _Running:
         return _Running(self.accessor, var, count, start)
@@ -135,17 +159,19 @@ class NestLowering:
         accessor.ranges[var] = bounds
         scope = accessor.scope(var, lanes)
         ends = [p for p in self._open_ends(nest) if scope.is_vector(p[0])]
-        if not ends:
+        terms: Sequence[Expr] = ()
+        if self.guarded is not None:
+            terms = self.guarded.some_lanes(lanes) if self.blends else self.guarded.all_lanes(lanes)
+        conds = [accessor.scalar(term) for term in terms]
+        conds += [self._all_lanes_inside(index, extent, var, lanes) for index, extent in ends]
+        if not conds:
             self._vector_body(nest, scope)
         else:
-            cond = None
-            for index, extent in ends:
-                one = self._all_lanes_inside(index, extent, var, lanes)
-                cond = one if cond is None else tir.And(cond, one)
-            with builder.when(cond):
+            with builder.when(functools.reduce(tir.And, conds)):
                 self._vector_body(nest, scope)
-            with builder.otherwise():
-                self._scalar(nest.body, var, start, lanes)
+            if ends or not self.blends:
+                with builder.otherwise():
+                    self._scalar(self._given(nest), var, start, lanes)
         accessor.values.pop(var, None)
         accessor.ranges.pop(var, None)
 

@@ -1,0 +1,117 @@
+"""Nests under conditions that users test themselves: whether an element is one of a tensor's.
+
+``if at < n`` holds in all lanes of most vectors. Where each part of such a condition compares
+numbers that grow evenly from lane to lane, the first or the last lane tells for all of them: the
+vector runs without conditions, or its lanes run one by one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tilecore.ir.analysis import written_buffers
+from tilecore.ir.bounds import mentions, step_of
+from tilecore.ir.expr import Binary, Expr, Load, Var, binary
+from tilecore.ir.nodes import If, Let, Parallel, Seq, Stmt, Store
+from tilecore.ir.substitute import substitute_expr, substitute_stmt
+from tilecore.ir.visitor import flat, has_loads, walk_expr
+
+ORDERED = ("lt", "le", "gt", "ge")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Guarded:
+    """A nest under conditions.
+
+    Attributes:
+        given: the nest as it is.
+        nest: the nest without its conditions.
+        shared: conditions of all that the nest does, the same for all of its last axis.
+        terms: what else holds where all conditions do.
+    """
+
+    given: Parallel
+    nest: Parallel
+    shared: tuple[Expr, ...]
+    terms: tuple[Binary, ...]
+
+    def all_lanes(self, lanes: int) -> list[Expr]:
+        """Return what tells, of the first lane, that every condition holds in all lanes."""
+        return [self._at(term, lanes, is_last=self._grows(term)) for term in self.terms]
+
+    def some_lanes(self, lanes: int) -> list[Expr]:
+        """Return what holds if all conditions do in some lane."""
+        return [self._at(term, lanes, is_last=not self._grows(term)) for term in self.terms]
+
+    def _at(self, term: Expr, lanes: int, *, is_last: bool) -> Expr:
+        """Return a condition as it is in the last lane, or in the first one."""
+        var = self.given.loop_vars[-1]
+        return substitute_expr(term, {var: binary("add", var, lanes - 1)}) if is_last else term
+
+    def _grows(self, term: Binary) -> bool:
+        """Return whether a condition holds in all lanes if it does in the last one."""
+        steps = [step_of(side, self.given.loop_vars[-1]) or 0 for side in (term.a, term.b)]
+        return (steps[0] > steps[1]) == (term.op in ("lt", "le"))
+
+
+def guarded(nest: Parallel) -> Guarded | None:
+    """Return a nest of stores under such conditions; None: it is none."""
+    found = _without_lets(flat([nest.body]))
+    if not any(isinstance(stmt, If) for stmt in found):
+        return None
+    var, is_whole = nest.loop_vars[-1], len(found) == 1
+    conds: list[Expr] = []
+    while any(isinstance(stmt, If) for stmt in found):
+        inner: list[Stmt] = []
+        for stmt in found:
+            if isinstance(stmt, If) and stmt.else_body is None:
+                conds.append(stmt.cond)
+                inner.append(stmt.then_body)
+            elif isinstance(stmt, If):
+                return None
+            else:
+                inner.append(stmt)
+        found = _without_lets(flat(inner))
+        is_whole = is_whole and (len(found) == 1 or not any(isinstance(s, If) for s in found))
+    if not all(isinstance(stmt, (Let, Store)) for stmt in found):
+        return None
+    terms = [part for cond in conds for part in _parts(cond)]
+    changed = {buffer.root for buffer in written_buffers(nest)}
+    read = {node.buffer.root for t in terms for node in walk_expr(t) if isinstance(node, Load)}
+    if changed & read or not all(not mentions(t, var) or _is_ordered(t, var) for t in terms):
+        return None
+    is_shared = [is_whole and not mentions(t, var) for t in terms]
+    shared = tuple(t for t, is_one in zip(terms, is_shared, strict=True) if is_one)
+    rest = tuple(t for t, is_one in zip(terms, is_shared, strict=True) if not is_one)
+    if not all(isinstance(t, Binary) for t in rest):
+        return None
+    body = found[0] if len(found) == 1 else Seq(tuple(found))
+    return Guarded(nest, replace(nest, body=body), shared, rest)  # type: ignore[arg-type]
+
+
+def _without_lets(stmts: list[Stmt]) -> list[Stmt]:
+    """Return statements in whose conditions names stand for what they are bound to."""
+    values: dict[Var, Expr] = {}
+    found: list[Stmt] = []
+    for stmt in stmts:
+        new = substitute_stmt(stmt, values) if values else stmt
+        is_bound = any(isinstance(s, If) for s in stmts) and isinstance(new, Let)
+        if is_bound and isinstance(new, Let) and not has_loads(new.value):
+            values[new.var] = new.value
+        else:
+            found.append(new)
+    return found
+
+
+def _parts(cond: Expr) -> list[Expr]:
+    """Return what a condition is a conjunction of."""
+    if isinstance(cond, Binary) and cond.op == "and":
+        return [*_parts(cond.a), *_parts(cond.b)]
+    return [cond]
+
+
+def _is_ordered(term: Expr, var: Var) -> bool:
+    """Return whether a comparison holds in all lanes if it does in the first, or the last, one."""
+    if not isinstance(term, Binary) or term.op not in ORDERED or not term.a.dtype.is_integer:
+        return False
+    return step_of(term.a, var) is not None and step_of(term.b, var) is not None
