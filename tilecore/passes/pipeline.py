@@ -9,6 +9,7 @@ from tilecore.inference.options import CpuOptions
 from tilecore.ir.nodes import PrimFunc
 from tilecore.ir.scaled_gemm import without_factors
 from tilecore.passes import (
+    converting_copies,
     few_rows,
     fold_clear,
     guarded_loads,
@@ -43,6 +44,7 @@ PIPELINE: tuple[tuple[str, Pass], ...] = (
     ("drop_stages", stages.run),
     ("settle", settle.run),
     ("guarded_loads", guarded_loads.run),
+    ("converting_copies", converting_copies.run),
     ("fold_clear", fold_clear.run),
     ("live_rows", live_rows.run),
     ("split_tiles", split_tiles.run),

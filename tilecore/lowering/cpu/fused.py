@@ -25,7 +25,7 @@ from tilecore.lowering.cpu import prefetch
 from tilecore.lowering.cpu.access import Accessor
 from tilecore.lowering.cpu.bfloat16 import Pairs
 from tilecore.lowering.cpu.fold import UNROLL, FoldLowering
-from tilecore.lowering.cpu.nest import lanes_of, runs_in_vectors, stored_value
+from tilecore.lowering.cpu.nest import lanes_of, runs_in_vectors, stored_value, unrounded
 from tilecore.lowering.cpu.place import Place
 from tilecore.lowering.cpu.rows_ahead import RowsAhead
 from tilecore.lowering.cpu.scalar import Scope, memory_type
@@ -326,6 +326,7 @@ class FusedLowering:
                 if isinstance(step, Reduce):
                     self.folds[step].take(sums[step], scope, at)
                     continue
+                step = unrounded(step, self.accessor)
                 value = stored_value(step, scope)
                 if step.buffer in before and not places[step.buffer].is_own:
                     places[step.buffer] = self._own(before[step.buffer], scope.lanes)

@@ -314,12 +314,18 @@ def _is_masked(node: Binary) -> bool:
 
 def emit_store(accessor: Accessor, stmt: Store, scope: Scope) -> None:
     """Emit a store of one value per lane."""
+    stmt = unrounded(stmt, accessor)
+    value = stored_value(stmt, scope)
+    accessor.store(stmt.buffer, stmt.indices, value, stmt.value.dtype, scope)
+
+
+def unrounded(stmt: Store, accessor: Accessor) -> Store:
+    """Return a store without what its value is rounded to bfloat16 by, if the store does that."""
     match stmt.value:
         case Cast(a=given, dtype="bfloat16") if given.dtype == "float32":
             if accessor.places[stmt.buffer].flushes:
-                stmt = replace(stmt, value=given)  # the store rounds it
-    value = stored_value(stmt, scope)
-    accessor.store(stmt.buffer, stmt.indices, value, stmt.value.dtype, scope)
+                return replace(stmt, value=given)
+    return stmt
 
 
 def stored_value(stmt: Store, scope: Scope) -> Any:
