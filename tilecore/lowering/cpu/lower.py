@@ -54,6 +54,7 @@ from tilecore.lowering.cpu.code_nest import CodeNestLowering, decodes
 from tilecore.lowering.cpu.computed import ComputedLowering
 from tilecore.lowering.cpu.copy import Box, is_pack, is_row_copy, packing_tasks, row_copy
 from tilecore.lowering.cpu.dot import DotLowering
+from tilecore.lowering.cpu.entry_nest import EntryNestLowering, coded
 from tilecore.lowering.cpu.few_rows import DotsLowering, SumsLowering
 from tilecore.lowering.cpu.fold import FoldLowering
 from tilecore.lowering.cpu.fused import FusedLowering
@@ -513,6 +514,8 @@ class _LaunchLowering:
                 kind = PanelNestLowering
             elif transposes(nest, self.accessor):
                 kind = TransposedLowering
+            elif coded(nest, self.accessor) is not None:
+                kind = EntryNestLowering
             kind(self.accessor, self.target, self.statement).emit(nest)
         else:
             self.statement(nest.body)

@@ -252,6 +252,11 @@ def runs_in_vectors(accessor: Accessor, stmt: Store, var: Var, lanes: int) -> bo
     return all(lane.computes(e) for e in expressions(stmt))
 
 
+def computes(accessor: Accessor, expr: Expr, var: Var, lanes: int) -> bool:
+    """Return whether an expression has a vector form with ``var`` over the lanes."""
+    return _Lanes(accessor, var, lanes, set()).computes(expr)
+
+
 def _stores_neighbours(accessor: Accessor, stmt: Store, var: Var, lanes: int) -> bool:
     if accessor.stride_of(stmt.buffer, stmt.indices, var) == 1:
         return True

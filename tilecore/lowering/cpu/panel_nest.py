@@ -3,7 +3,7 @@
 ``b[n, k] = ...; gemm(a, b, c, transpose_B=True)``: neighbours that a nest computes together are
 neighbours along K, those of a vector of the panel are along N. Square blocks are computed by rows,
 transposed by shuffles and stored by columns, words of 32 bits at a time: groups along K stay
-together.
+together. Rows that decode codes with one table go through several blocks at once.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Var, binary, const, int_value
 from tilecore.ir.nodes import Parallel, Seq, Store
 from tilecore.lowering.cpu.access import Accessor
+from tilecore.lowering.cpu.entry_nest import Coded, EntryNestLowering, coded
 from tilecore.lowering.cpu.lets import inlined
 from tilecore.lowering.cpu.nest import NestLowering, lanes_of
 from tilecore.lowering.cpu.place import Place
 from tilecore.lowering.cpu.scalar import memory_type
 from tilecore.lowering.cpu.shuffles import transpose
-from tilecore.lowering.cpu.tir import add, mul, vector_type
+from tilecore.lowering.cpu.tir import SLOT_BYTES, add, mul, vector_type
 from tilecore.target import Target
 
 WORD_BYTES = 4
@@ -93,25 +94,48 @@ class PanelNestLowering(NestLowering):
         row, column = nest.loop_vars
         accessor.ranges[row] = (0, extents[0] - 1)
         tile = accessor.places[blocks.store.buffer]
+        run = self._run(nest, tile, blocks)
+        wide = blocks if run is None else replace(blocks, columns=run.run)
         memory = builder.alloc(
-            blocks.rows * blocks.columns, memory_type(tile.storage.dtype), "block", on_stack=True
+            wide.rows * wide.columns, memory_type(tile.storage.dtype), "block", on_stack=True
         )
-        outer, inner = builder.loop(extents[0] // blocks.rows), extents[1] // blocks.columns
+        outer, inner = builder.loop(extents[0] // wide.rows), extents[1] // wide.columns
         with outer as p, builder.loop(inner) as q:
-            corner = (mul(p, blocks.rows), mul(q, blocks.columns))
+            corner = (mul(p, wide.rows), mul(q, wide.columns))
             for var, value in zip(self.corner, corner, strict=True):
                 accessor.assign(var, value)
-            accessor.places[blocks.store.buffer] = self.block_place(tile, memory, blocks)
-            with builder.loop(blocks.rows) as i:
+            accessor.places[blocks.store.buffer] = self.block_place(tile, memory, wide)
+            with builder.loop(wide.rows) as i:
                 accessor.assign(row, add(accessor.values[self.corner[0]], i))
-                for first in range(0, blocks.columns, lanes):
-                    start = builder.bind(add(accessor.values[self.corner[1]], first))
-                    self._vector(nest, column, start, lanes, (0, extents[1] - 1))
+                start = accessor.values[self.corner[1]]
+                if run is not None:
+                    accessor.ranges[column] = (0, extents[1] - 1)
+                    EntryNestLowering(accessor, self.target, self.statement).emit_run(
+                        run, column, start
+                    )
+                for first in range(0, 0 if run is not None else blocks.columns, lanes):
+                    at = builder.bind(add(start, first))
+                    self._vector(nest, column, at, lanes, (0, extents[1] - 1))
             accessor.places[blocks.store.buffer] = tile
-            self._move(tile, memory, blocks)
+            for first in range(0, wide.columns, blocks.columns):
+                self._move(tile, memory, blocks, wide.columns, first)
         for var in (*nest.loop_vars, *self.corner):
             for known in (accessor.values, accessor.ranges, accessor.tops):
                 known.pop(var, None)
+
+    def _run(self, nest: Parallel, tile: Place, blocks: _Blocks) -> Coded | None:
+        """Return what rows of several blocks decode with one table each; None: nothing."""
+        places = self.accessor.places
+        places[blocks.store.buffer] = self.block_place(tile, tile.memory, blocks)
+        found = coded(nest, self.accessor)
+        places[blocks.store.buffer] = tile
+        if found is None:
+            return None
+        row_bytes = blocks.rows * DType(memory_type(tile.storage.dtype)).itemsize
+        run = found.run
+        while run * row_bytes > SLOT_BYTES:
+            run //= 2
+        return replace(found, run=run) if run % blocks.columns == 0 else None
 
     corner = Var("n0"), Var("k0")  # of the block, in the tile
 
@@ -121,19 +145,19 @@ class PanelNestLowering(NestLowering):
         storage = Storage(shape, tile.storage.dtype, "rows", blocks.columns)
         return replace(tile, memory=memory, storage=storage, base=0, shift=(*shift,), axes=(0, 1))
 
-    def _move(self, tile: Place, memory: Any, blocks: _Blocks) -> None:
-        """Emit the transposition of the block into the panels."""
+    def _move(self, tile: Place, memory: Any, blocks: _Blocks, step: int, first: int) -> None:
+        """Emit the transposition of a block, from column ``first`` of rows ``step`` long."""
         builder, storage = self.builder, tile.storage
         assert isinstance(storage, Storage)
         kind, count = memory_type(storage.dtype), blocks.rows * storage.group
         word = vector_type("float32" if storage.group == 1 else "int32", blocks.rows)
-        rows = [builder.load(memory, i * blocks.columns, count) for i in range(blocks.rows)]
+        rows = [builder.load(memory, i * step + first, count) for i in range(blocks.rows)]
         if storage.group > 1:
             rows = [tir.reinterpret(word, part) for part in rows]
         columns = transpose(builder, [builder.bind(part) for part in rows], blocks.rows)
         n, k = self.corner
-        offset, _ = self.accessor.offset(tile, (n, k), of_vector=True)
-        offset, step = builder.bind(offset), storage.width * storage.group
+        offset, _ = self.accessor.offset(tile, (n, binary("add", k, first)), of_vector=True)
+        offset, apart = builder.bind(offset), storage.width * storage.group
         for i, part in enumerate(columns):
             raw = tir.reinterpret(vector_type(kind, count), part) if storage.group > 1 else part
-            builder.store(tile.memory, raw, add(offset, i * step), count)
+            builder.store(tile.memory, raw, add(offset, i * apart), count)

@@ -120,7 +120,7 @@ def store_values(
     if place.pairs is not None and stride == 1 and _is_rounded(place, value, lanes):
         place.pairs.keep(place.memory, offset, value)
         return
-    raw = _raw(builder, place, value, lanes)
+    raw = raw_of(builder, place, value, lanes)
     if DType(stored).is_packed:
         store_codes(builder, place.memory, raw, offset, lanes, stride)
     elif stride == 1 and place.stream_bytes == lanes * DType(stored).itemsize:
@@ -129,7 +129,7 @@ def store_values(
         builder.store(place.memory, raw, offset, lanes, stride)
 
 
-def _raw(builder: TirBuilder, place: Place, value: Any, lanes: int) -> Any:
+def raw_of(builder: TirBuilder, place: Place, value: Any, lanes: int) -> Any:
     """Return a computed value of the storage's dtype as memory has it."""
     if _is_rounded(place, value, lanes):
         return bfloat16.rounded(builder, value)
@@ -201,7 +201,7 @@ def vector_store(
             tir.op.masked_store(place.memory, kept, ramp(offset, lanes), mask.condition)
         )
     else:
-        _store_some(builder, place, _raw(builder, place, value, lanes), offset, mask)
+        _store_some(builder, place, raw_of(builder, place, value, lanes), offset, mask)
 
 
 def _store_some(builder: TirBuilder, place: Place, kept: Any, offset: Any, mask: LaneMask) -> None:
