@@ -24,6 +24,7 @@ from tilecore.passes import (
     open_extents,
     own_tiles,
     private_tiles,
+    repeated_math,
     settle,
     split_tiles,
     stage_outputs,
@@ -50,6 +51,7 @@ PIPELINE: tuple[tuple[str, Pass], ...] = (
     ("split_tiles", split_tiles.run),
     ("join_blocks", join_blocks.run),
     ("own_tiles", own_tiles.run),
+    ("repeated_math", repeated_math.run),
 )
 
 

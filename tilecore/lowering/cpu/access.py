@@ -14,7 +14,7 @@ from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Load, Var, binary, cast, const, holds
 from tilecore.ir.lane_offsets import Offsets, lane_offsets
 from tilecore.ir.nodes import Buffer
-from tilecore.lowering.cpu import tables
+from tilecore.lowering.cpu import gather, tables
 from tilecore.lowering.cpu.llvm_text import LLVM_TYPES
 from tilecore.lowering.cpu.place import (
     SHUFFLED,
@@ -196,7 +196,9 @@ class Accessor:
         if lanes > 1 and self._distance(expr, scope) is None:
             apart = self._known_offsets(expr, scope)
             if apart is None:
-                return self._looked_up(expr, scope)
+                if self.is_table(expr):
+                    return self._looked_up(expr, scope)
+                return gather.gathered(self, expr, scope)
         if lanes > 1 and self.masks:
             found = self.masked_lanes(expr, scope)
             if found is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from tilecore.ir.analysis import written_buffers
 from tilecore.ir.bounds import variables
 from tilecore.ir.expr import COMPARISONS, LOGICAL, Binary, Cast, Expr, Load, Unary, Var
 from tilecore.ir.nodes import Atomic, Let, Parallel, Seq, Stmt, Store
@@ -16,8 +17,11 @@ from tilecore.ir.substitute import substitute_stmt
 from tilecore.ir.visitor import expressions, has_loads, walk, walk_expr
 
 
-def inlined(nest: Parallel) -> Parallel:
-    """Return ``nest`` with its indices and conditions free of bindings, where they can be."""
+def inlined(nest: Parallel, *, loads: bool = False) -> Parallel:
+    """Return ``nest`` with its indices and conditions free of bindings, where they can be.
+
+    ``loads``: of bindings to elements, too, that the nest does not change.
+    """
     stmts = nest.body.stmts if isinstance(nest.body, Seq) else (nest.body,)
     if not any(isinstance(s, Let) for s in stmts):
         return nest
@@ -28,11 +32,20 @@ def inlined(nest: Parallel) -> Parallel:
     kept: list[Stmt] = []
     for stmt in stmts:
         found = substitute_stmt(stmt, values) if values else stmt
-        if isinstance(found, Let) and found.var in needed and not has_loads(found.value):
+        is_needed = isinstance(found, Let) and found.var in needed
+        if is_needed and isinstance(found, Let) and _stays(found.value, nest, loads=loads):
             values[found.var] = found.value
         else:
             kept.append(found)
     return replace(nest, body=kept[0] if len(kept) == 1 else Seq(tuple(kept)))
+
+
+def _stays(value: Expr, nest: Parallel, *, loads: bool) -> bool:
+    """Return whether a value is the same wherever it stands in a nest."""
+    read = {node.buffer.root for node in walk_expr(value) if isinstance(node, Load)}
+    if not read:
+        return True
+    return loads and not read & {buffer.root for buffer in written_buffers(nest)}
 
 
 def has_vector_form(lets: list[Let], indices: list[Expr]) -> bool:

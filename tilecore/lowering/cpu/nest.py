@@ -22,12 +22,13 @@ from tilecore.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Var,
 from tilecore.ir.lane_offsets import lane_offsets
 from tilecore.ir.nodes import Let, Parallel, Seq, Stmt, Store
 from tilecore.ir.visitor import expr_children, expressions, walk, walk_expr
+from tilecore.lowering.cpu import first_lane, gather, scattered
 from tilecore.lowering.cpu.access import Accessor, Extent
 from tilecore.lowering.cpu.blended import blended
 from tilecore.lowering.cpu.guarded import Guarded, guarded
 from tilecore.lowering.cpu.lets import has_vector_form, indices_of, inlined, is_uniform
 from tilecore.lowering.cpu.rows_ahead import RowsAhead
-from tilecore.lowering.cpu.scalar import LIBM, Scope, lower, value_type, widen
+from tilecore.lowering.cpu.scalar import LIBM, Scope, lower, value_type, widen, without_division
 from tilecore.lowering.cpu.tir import add, maximum, mul, quotient, typed
 from tilecore.lowering.cpu.vector_math import FUNCTIONS
 from tilecore.target import Target
@@ -44,6 +45,11 @@ class NestLowering:
         self.accessor, self.builder, self.target = accessor, accessor.builder, target
         self.statement = statement
         self.guarded: Guarded | None = None  # the nest, if it is one under conditions
+        self.blends = False
+        self.plain: Stmt | None = None  # what runs lane by lane, where that is not what vectors run
+        self.lane_zero: Var | None = (
+            None  # what the last axis is in the first lane, if that is asked
+        )
 
     def emit(self, nest: Parallel) -> None:
         """Emit loops over all axes and the body."""
@@ -63,13 +69,21 @@ class NestLowering:
             return
         steady, self.guarded = blended(nest), guarded(nest)
         self.blends = steady is not None
+        self.plain = nest.body if steady is None else steady.body
         if steady is None:
             steady = nest if self.guarded is None else self.guarded.nest
         lanes = self._lanes(steady, var)
         short = size is not None and size < lanes
-        if lanes == 1 or short or not self._vectorises(steady, var, lanes):
+        if lanes == 1 or short:
             self._scalar(nest.body, var, 0, count)
             return
+        if not self._vectorises(steady, var, lanes):
+            self.lane_zero = Var("first")
+            given, steady = steady, inlined(steady, loads=True)
+            steady = first_lane.shared(steady, self.lane_zero, lanes)
+            if steady is given or not self._vectorises(steady, var, lanes):
+                self._scalar(nest.body, var, 0, count)
+                return
         shared = () if self.guarded is None else self.guarded.shared
         with self._where(shared):
             if size is None:
@@ -96,9 +110,8 @@ class NestLowering:
             self._scalar(self._given(nest), var, whole * lanes, size % lanes)
 
     def _given(self, nest: Parallel) -> Stmt:
-        """Return the body of a nest with its conditions, or choices in their place."""
-        is_blended = self.guarded is None or self.blends
-        return nest.body if is_blended else self.guarded.given.body  # type: ignore[union-attr]
+        """Return what runs lane by lane: all conditions, names for what each lane is."""
+        return nest.body if self.plain is None else self.plain
 
     def _lanes(self, nest: Parallel, var: Var) -> int:
         """Return how many lanes a nest has; a vector lies within a panel."""
@@ -143,22 +156,29 @@ class NestLowering:
             return False
         for stmt in body:
             if isinstance(stmt, Store) and not _stores_neighbours(accessor, stmt, var, lanes):
-                return False
+                if not scattered.may_scatter(accessor, nest, stmt, var):
+                    return False
+                if not all(computes(accessor, index, var, lanes) for index in stmt.indices):
+                    return False
         return self._values_vectorise(body, var, lanes)
 
     def _values_vectorise(self, body: Sequence[Stmt], var: Var, lanes: int) -> bool:
         """Return whether all that the statements compute has a vector form."""
-        lane = _Lanes(self.accessor, var, lanes, {s.var for s in body if isinstance(s, Let)})
+        names = {s.var for s in body if isinstance(s, Let)}
+        lane = _Lanes(self.accessor, var, lanes, names)
+        lane = replace(lane, gathers=gather.pays(body, lane.knows_place_of))
         return all(lane.computes(e) for s in body for e in expressions(s))
 
     def _vector(
         self, nest: Parallel, var: Var, start: Any, lanes: int, bounds: tuple[int, int]
     ) -> None:
         accessor, builder = self.accessor, self.builder
-        accessor.assign(var, start)
-        accessor.ranges[var] = bounds
+        names = [var] if self.lane_zero is None else [var, self.lane_zero]
+        for name in names:
+            accessor.assign(name, start)
+            accessor.ranges[name] = bounds
         scope = accessor.scope(var, lanes)
-        ends = [p for p in self._open_ends(nest) if scope.is_vector(p[0])]
+        ends = [p for p in self._open_ends(nest, lanes) if scope.is_vector(p[0])]
         terms: Sequence[Expr] = ()
         if self.guarded is not None:
             terms = self.guarded.some_lanes(lanes) if self.blends else self.guarded.all_lanes(lanes)
@@ -172,8 +192,9 @@ class NestLowering:
             if ends or not self.blends:
                 with builder.otherwise():
                     self._scalar(self._given(nest), var, start, lanes)
-        accessor.values.pop(var, None)
-        accessor.ranges.pop(var, None)
+        for name in names:
+            accessor.values.pop(name, None)
+            accessor.ranges.pop(name, None)
 
     def _all_lanes_inside(self, index: Expr, extent: Extent, var: Var, lanes: int) -> Any:
         """Return the condition that an index is inside in all lanes, the first one at ``var``."""
@@ -182,10 +203,14 @@ class NestLowering:
         scope, least, most = self.accessor.scope(), min(apart), max(apart)
         return self.accessor.inside(index + least, extent, scope, index + most)
 
-    def _open_ends(self, nest: Parallel) -> list[tuple[Expr, Extent]]:
+    def _open_ends(self, nest: Parallel, lanes: int) -> list[tuple[Expr, Extent]]:
+        """Return what may leave a tensor, but by loads that heed that in each lane."""
         found: list[tuple[Expr, Extent]] = []
+        names = {s.var for s in walk(nest.body) if isinstance(s, Let)}
+        lane = _Lanes(self.accessor, nest.loop_vars[-1], lanes, names)
         for stmt in walk(nest.body):
-            accesses = [(n.buffer, n.indices) for e in expressions(stmt) for n in _loads(e)]
+            loads = [n for e in expressions(stmt) for n in _loads(e)]
+            accesses = [(n.buffer, n.indices) for n in loads if lane.knows_place_of(n)]
             if isinstance(stmt, Store):
                 accesses.append((stmt.buffer, stmt.indices))
             for buffer, indices in accesses:
@@ -199,7 +224,10 @@ class NestLowering:
                 scope = self._bind(stmt, scope)
                 continue
             assert isinstance(stmt, Store)
-            emit_store(self.accessor, stmt, scope)
+            if scattered.stores_apart(self.accessor, stmt, scope):
+                scattered.emit(self.accessor, stmt, stored_value(stmt, scope), scope)
+            else:
+                emit_store(self.accessor, stmt, scope)
 
     def _bind(self, stmt: Let, scope: Scope) -> Scope:
         """Bind a name, in all lanes where they differ, and return the scope that knows it."""
@@ -266,19 +294,23 @@ def _stores_neighbours(accessor: Accessor, stmt: Store, var: Var, lanes: int) ->
 
 @dataclass(frozen=True, slots=True)
 class _Lanes:
-    """A loop variable that is to run over lanes; ``bound`` are names of values in all of them."""
+    """A loop variable that is to run over lanes.
+
+    ``bound`` are names of values in all of them; ``gathers``: lanes of loads may lie anywhere.
+    """
 
     accessor: Accessor
     var: Var
     lanes: int
     bound: set[Var]
+    gathers: bool = False
 
     def computes(self, expr: Expr) -> bool:
         """Return whether an expression has a vector form."""
         if isinstance(expr, Load) and not self._is_strided(expr):
             if self._is_apart(expr):
                 return True
-            if not self.accessor.is_table(expr):
+            if not self.accessor.is_table(expr) and not self._may_gather(expr):
                 return False
         return self._has_form(expr) and all(self.computes(part) for part in expr_children(expr))
 
@@ -288,11 +320,22 @@ class _Lanes:
         if isinstance(node, Call):
             is_ours = node.name in FUNCTIONS and value_type(node.dtype) != "float64"
             return is_ours or node.name not in SCALAR_CALLS
+        if isinstance(node, Binary):
+            node = without_division(node)
         if isinstance(node, Binary) and node.op in ("pow", "floordiv", "mod"):
             return is_uniform(node, {self.var, *self.bound}) or _is_masked(node)
         if isinstance(node, Select):  # both sides run: only safe for loads that cannot trap
             return True
         return DType(node.dtype).bits >= 8
+
+    def _may_gather(self, load: Load) -> bool:
+        if any(variables(i) & (self.bound - {self.var}) for i in load.indices):
+            return False
+        return self.gathers and gather.may_gather(self.accessor, load)
+
+    def knows_place_of(self, load: Load) -> bool:
+        """Return whether lanes of a load are known distances apart."""
+        return self._is_strided(load) or self._is_apart(load)
 
     def _is_strided(self, load: Load) -> bool:
         """Return whether lanes are a known distance apart, whatever names are bound to."""

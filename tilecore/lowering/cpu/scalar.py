@@ -348,7 +348,22 @@ def _by_negative(expr: Binary, divisor: int) -> Expr:
     return binary("sub", unary("neg", quotient), cast(is_rest, expr.dtype))
 
 
+def without_division(expr: Binary) -> Binary:
+    """Return a quotient or remainder by ``1 << n`` as a shift or a mask, else ``expr`` itself."""
+    by = expr.b
+    while isinstance(by, Cast) and by.dtype.is_integer and by.a.dtype.is_integer:
+        by = by.a
+    if expr.op not in ("floordiv", "mod") or not isinstance(by, Binary) or by.op != "shl":
+        return expr
+    if int_value(by.a) != 1 or by.dtype != expr.dtype or not expr.dtype.is_integer:
+        return expr
+    if expr.op == "floordiv":
+        return Binary("shr", expr.a, by.b, expr.dtype)
+    return Binary("bitand", expr.a, binary("sub", by, 1), expr.dtype)
+
+
 def _binary(expr: Binary, scope: Scope) -> Any:
+    expr = without_division(expr)
     divisor = int_value(expr.b) if expr.op in ("floordiv", "mod") else None
     if divisor is not None and divisor < 0:
         return lower(cast(_by_negative(expr, divisor), expr.dtype), scope)
