@@ -19,7 +19,7 @@ from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Load, Var, binary, cast, int_value
 from tilecore.ir.fold import STEPS, accumulator_dtype, identity, magnitude
 from tilecore.ir.nodes import Buffer, Reduce, Region, Scan
-from tilecore.lowering.cpu.access import Accessor
+from tilecore.lowering.cpu.access import Accessor, Extent
 from tilecore.lowering.cpu.scalar import Scope, constant_of, convert, differs, lower, widen
 from tilecore.lowering.cpu.shuffles import fold_rows
 from tilecore.lowering.cpu.tir import add, mul
@@ -70,13 +70,9 @@ class FoldLowering:
 
     def emit(self) -> None:
         """Emit loops over what is kept, and the folds inside."""
-        for axis, var in self.vars.items():
-            extent = int_value(self.src.extents[axis])
-            if extent is not None:
-                self.accessor.ranges[var] = (0, extent - 1)
-        vector = self._vector_axis()
-        grouped = self.grouped_axis(vector)
-        with ExitStack() as loops:
+        with self._known_ranges(), ExitStack() as loops:
+            vector = self._vector_axis()
+            grouped = self.grouped_axis(vector)
             for axis in self.outer:
                 if axis not in (vector, grouped):
                     loops.enter_context(self._loop(axis))
@@ -89,8 +85,23 @@ class FoldLowering:
             else:
                 self._fold(self.accessor.scope())
         for var in self.vars.values():
-            self.accessor.ranges.pop(var, None)
             self.accessor.values.pop(var, None)
+
+    @contextmanager
+    def _known_ranges(self) -> Iterator[None]:
+        """Make known what the loop variables may be."""
+        for axis, var in self.vars.items():
+            extent = int_value(self.src.extents[axis])
+            if extent is not None:
+                self.accessor.ranges[var] = (0, extent - 1)
+        yield
+        for var in self.vars.values():
+            self.accessor.ranges.pop(var, None)
+
+    @property
+    def is_reverse(self) -> bool:
+        """Whether a scan begins at the end."""
+        return isinstance(self.stmt, Scan) and self.stmt.reverse
 
     def _vector_axis(self) -> int | None:
         """Return the axis that runs over lanes, or None for scalar code."""
@@ -104,11 +115,13 @@ class FoldLowering:
             return None
         scope = self.accessor.scope(var, self.lanes)
         for buffer, indices in self._along_lanes(axis in self.folded):
-            place = self.accessor.places[buffer]
-            ends = self.accessor.open_ends(place, place.indices(indices))
-            if any(scope.is_vector(index) for index, _ in ends):
+            if any(scope.is_vector(index) for index, _ in self._open_ends(buffer, indices)):
                 return None
         return axis
+
+    def _open_ends(self, buffer: Buffer, indices: tuple[Expr, ...]) -> list[tuple[Expr, Extent]]:
+        place = self.accessor.places[buffer]
+        return self.accessor.open_ends(place, place.indices(indices))
 
     def has_vector_form(self, var: Var, is_folded: bool) -> bool:
         """Return whether neighbours along ``var`` lie side by side wherever it runs over lanes."""
@@ -142,7 +155,7 @@ class FoldLowering:
         size = int_value(extent)
         count: Any = size if size is not None else self.builder.bind(self.accessor.scalar(extent))
         with self.builder.loop(count) as index:
-            if isinstance(self.stmt, Scan) and self.stmt.reverse and axis in self.folded:
+            if self.is_reverse and axis in self.folded:
                 index = tir.Sub(add(count, -1), index)
             self.accessor.values[self.vars[axis]] = index
             yield

@@ -68,6 +68,7 @@ from tilecore.lowering.cpu.panel_nest import PanelNestLowering, fills_panels
 from tilecore.lowering.cpu.params import kept_memory, lower_params
 from tilecore.lowering.cpu.place import Place
 from tilecore.lowering.cpu.scalar import check_dtypes, memory_type
+from tilecore.lowering.cpu.scan import RowScanLowering
 from tilecore.lowering.cpu.strided import box_place
 from tilecore.lowering.cpu.tir import TirBuilder, add, maximum, minimum, mul, quotient, remainder
 from tilecore.lowering.cpu.transposed import TransposedLowering, transposes
@@ -335,6 +336,8 @@ class _LaunchLowering:
                 self._nest(fill_nest(stmt))
             case Gemm():
                 self._gemm(stmt)
+            case Scan() if RowScanLowering.suits(self.accessor, stmt, self.target):
+                RowScanLowering(self.accessor, self.target, stmt).emit()
             case Reduce() | Scan():
                 FoldLowering(self.accessor, self.target, stmt).emit()
             case Atomic():
