@@ -163,3 +163,32 @@ def test_a_tile_is_updated_where_a_condition_holds(run_both):
     a = (a @ a.T + n * np.eye(n)).astype(np.float32)
     exact = np.linalg.cholesky(a.astype(np.float64))
     run_both(main, [a], [np.full_like(a, 9)], [exact], rtol=1e-4)
+
+
+# --- without conditions of the program's own ------------------------------------------------------
+
+
+def biased(n, dtype, columns=64):
+    @T.prim_func
+    def main(X: T.Tensor((5, n), dtype), B: T.Tensor((n,), dtype), Y: T.Tensor((5, n), dtype)):
+        with T.Kernel(T.ceildiv(n, columns), T.ceildiv(5, 2), threads=128) as (bx, by):
+            x = T.alloc_fragment((2, columns), dtype)
+            T.copy(X[by * 2, bx * columns], x)
+            for i, j in T.Parallel(2, columns):
+                x[i, j] = x[i, j] * 2 + B[bx * columns + j]
+            T.copy(x, Y[by * 2, bx * columns])
+
+    return main
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "int8"])
+@pytest.mark.parametrize("n", [65, 79, 127, 128, 150])
+def test_vectors_at_the_edge_of_what_is_read(n, dtype, run_both):
+    rng = np.random.default_rng(6)
+    x, b = ((rng.standard_normal(s) * 9).astype(dtype) for s in ((5, n), n))
+    run_both(biased(n, dtype), [x, b], [np.full_like(x, 9)], rtol=1e-2 if dtype == "float16" else 0)
+
+
+def test_lanes_at_the_edge_are_masked():
+    _, tir = lower(biased(150, "float32"), AVX512, {})
+    assert "masked_load" in tir.script()

@@ -20,7 +20,7 @@ from tilecore.ir.bounds import NON_NEGATIVE, variables
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Var, cast, int_value
 from tilecore.ir.lane_offsets import lane_offsets
-from tilecore.ir.nodes import Let, Parallel, Seq, Stmt, Store
+from tilecore.ir.nodes import Buffer, Let, Parallel, Seq, Stmt, Store
 from tilecore.ir.visitor import expr_children, expressions, walk, walk_expr
 from tilecore.lowering.cpu import first_lane, gather, scattered
 from tilecore.lowering.cpu.access import Accessor, Extent
@@ -191,10 +191,41 @@ class NestLowering:
                 self._vector_body(nest, scope)
             if ends or not self.blends:
                 with builder.otherwise():
-                    self._scalar(self._given(nest), var, start, lanes)
+                    self._at_edge(nest, var, start, scope)
         for name in names:
             accessor.values.pop(name, None)
             accessor.ranges.pop(name, None)
+
+    def _at_edge(self, nest: Parallel, var: Var, start: Any, scope: Scope) -> None:
+        """Emit a vector of which not all lanes are inside: under masks, or lane by lane."""
+        if not self._may_mask(nest, scope):
+            self._scalar(self._given(nest), var, start, scope.lanes)
+            return
+        self.accessor.masks = True
+        self._vector_body(nest, scope)
+        self.accessor.masks = False
+
+    def _may_mask(self, nest: Parallel, scope: Scope) -> bool:
+        """Return whether all lanes that may be outside are those of masks of loads."""
+        accessor, names = self.accessor, {s.var for s in walk(nest.body) if isinstance(s, Let)}
+        if self.guarded is not None:
+            return False
+        for stmt in walk(nest.body):
+            accesses: list[tuple[Buffer, Sequence[Expr], Load | None]] = [
+                (n.buffer, n.indices, n) for e in expressions(stmt) for n in _loads(e)
+            ]
+            if isinstance(stmt, Store):
+                accesses.append((stmt.buffer, stmt.indices, None))
+            for buffer, indices, load in accesses:
+                place = accessor.places[buffer]
+                ends = accessor.open_ends(place, place.indices(indices))
+                if not any(scope.is_vector(index) for index, _ in ends):
+                    continue
+                if load is None or any(variables(i) & names for i in indices):
+                    return False
+                if accessor.masked_lanes(load, scope) is None:
+                    return False
+        return True
 
     def _all_lanes_inside(self, index: Expr, extent: Extent, var: Var, lanes: int) -> Any:
         """Return the condition that an index is inside in all lanes, the first one at ``var``."""
