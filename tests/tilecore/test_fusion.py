@@ -346,3 +346,21 @@ def test_a_name_for_what_is_stored_before_its_use_stays(run_both):
     product = x.astype(np.float64) * (x + 1)
     want = product + product.sum(1, keepdims=True)
     run_both(main, [], [x, np.zeros_like(x)], [x + 1.0, want], atol=1e-4)
+
+
+def test_a_nest_that_does_nothing_is_no_member(run_both):
+    """Its condition never holds, a name is left: inference failed at it (2026-11-27)."""
+
+    @T.prim_func
+    def main(X: T.Tensor((4, 32), "float32"), Y: T.Tensor((4, 32), "float32")):
+        with T.Kernel(1, threads=64):
+            y = T.alloc_shared((4, 32), "float32")
+            T.fill(y, 3.0)
+            for i, j in T.Parallel(4, 32):
+                v = X[i, j] * 2.0
+                if i - 11 >= 19:
+                    y[i, j] = v
+            T.copy(y, Y)
+
+    x = np.ones((4, 32), np.float32)
+    run_both(main, [x], [np.zeros_like(x)], [np.full_like(x, 3)])

@@ -178,7 +178,7 @@ def _stores(stmt: Stmt, nest: Parallel) -> _Member | None:
         return None
     steps = flat([substitute_stmt(nest.body, single) if single else nest.body])
     stores = without_names(steps)
-    if stores is None or any(s.buffer.reducer is not None for s in stores):
+    if not stores or any(s.buffer.reducer is not None for s in stores):
         return None
     accesses = [_Access(x.buffer, x.indices, False) for s in stores for x in loads(s)]
     accesses += [_Access(s.buffer, s.indices, True) for s in stores]
