@@ -1,21 +1,25 @@
 """Programs as users write them, on a CPU beside torch: one thread, medians, taken by turns.
 
     python -m benchmarks.everyday_programs [--json FILE] [--rounds 7] [--match REGEX]
+        [--before FOLDER]
 
 Weights of 4 bits with zero points, depthwise convolutions, histograms, the gradients of a layer
-norm, pooling, look-ups, rotations, sums that run on. Nothing is tuned; every result is compared
-with torch's, in float64 where floats are computed.
+norm, pooling, look-ups, rotations, sums that run on; those of ``everyday_models.py``. Nothing is
+tuned; every result is compared with torch's, in float64 where floats are computed. With
+``--before`` what another checkout compiled (``--keep FOLDER``, run there) takes its turns, too.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 
-import tilecore
 from benchmarks import everyday_models
 from benchmarks.against_torch import one_thread, options, timed, write
 from benchmarks.everyday_case import Case
@@ -37,6 +41,11 @@ from benchmarks.everyday_kernels import (
     transposed,
     upsampled,
 )
+from tilecore import runtime
+from tilecore.artifact import Artifact, ArtifactStore
+from tilecore.compiler import compile
+
+NAMES = "names.json"
 
 
 def int4_cases() -> Iterator[Case]:
@@ -269,35 +278,60 @@ def cases() -> Iterator[Case]:
     yield from everyday_models.cases()
 
 
+def outputs_of(case: Case) -> list[torch.Tensor]:
+    """Return memory for the outputs of a program, as it has to be before the first call."""
+    types = [p.dtype for p in case.program.params][len(case.inputs) :]
+    outs = [
+        torch.zeros(e.shape, dtype=getattr(torch, str(t)))
+        for e, t in zip(case.exact, types, strict=True)
+    ]
+    for out, start in zip(outs, case.begun, strict=False):
+        out.copy_(start)
+    return outs
+
+
+def call_of(case: Case, artifact: Artifact) -> Callable[[], None]:
+    """Return a call of a compiled program, whose results were compared with the exact ones."""
+    kernel, outs = runtime.load(artifact), outputs_of(case)
+
+    def call() -> None:
+        if case.zeroed:
+            for out in outs[-2:]:
+                out.zero_()
+        kernel(*case.inputs, *outs)
+
+    call()
+    for out, exact in zip(outs, case.exact, strict=True):
+        error = (out.double() - exact.double()).abs().max() / exact.double().abs().max()
+        assert error.item() < case.tolerance, (case.label, error)
+    return call
+
+
 def main() -> None:
     """Time every program and its rival, print, write."""
-    args = options(__doc__).parse_args()
+    parser = options(__doc__)
+    parser.add_argument("--keep", type=Path, help="compile only, into this folder")
+    parser.add_argument("--before", type=Path, help="a folder that another checkout kept")
+    args = parser.parse_args()
     one_thread()
     torch.manual_seed(0)
-    found = []
-    for case in cases():
-        if not re.search(args.match, case.label):
-            continue
-        kernel = tilecore.compile(case.program)
-        types = [p.dtype for p in case.program.params][len(case.inputs) :]
-        outs = [
-            torch.zeros(e.shape, dtype=getattr(torch, str(t)))
-            for e, t in zip(case.exact, types, strict=True)
-        ]
-        for out, start in zip(outs, case.begun, strict=False):
-            out.copy_(start)
-
-        def ours(kernel: Any = kernel, case: Case = case, outs: Any = outs) -> None:
-            if case.zeroed:
-                for out in outs[-2:]:
-                    out.zero_()
-            kernel(*case.inputs, *outs)
-
-        ours()
-        for out, exact in zip(outs, case.exact, strict=True):
-            error = (out.double() - exact.double()).abs().max() / exact.double().abs().max()
-            assert error.item() < case.tolerance, (case.label, error)
-        found.append(timed(case.label, {"ours": ours, "torch": case.rival}, args.rounds, 45))
+    names = json.loads((args.before / NAMES).read_text()) if args.before else {}
+    kept, found = {}, []
+    with tempfile.TemporaryDirectory() as folder:
+        store = ArtifactStore((args.keep or Path(folder)).absolute())
+        for case in cases():
+            if not re.search(args.match, case.label):
+                continue
+            artifact = compile(case.program, store=store)
+            kept[case.label] = str(artifact.path)
+            if args.keep is not None:
+                continue
+            calls = {"ours": call_of(case, artifact), "torch": case.rival}
+            if case.label in names:
+                calls["before"] = call_of(case, Artifact.open(Path(names[case.label])))
+            found.append(timed(case.label, calls, args.rounds, 45))
+    if args.keep is not None:
+        (args.keep / NAMES).write_text(json.dumps(kept))
     write(found, args.json)
 
 
