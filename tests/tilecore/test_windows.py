@@ -1,6 +1,7 @@
 """Windows that slide over tensors: short loops go inside of nests, lanes outside are masked."""
 
 import functools
+import re
 
 import numpy as np
 import pytest
@@ -237,3 +238,37 @@ def test_what_a_padded_tensor_gives_is_still_asked(run_both):
     exact[4:12] = x
     exact += [*x[1:], *[7.0] * 9]
     run_both(main, [x], [np.zeros(16, np.float32)], [exact])
+
+
+def begun(start, rows=4, first=0, dtype="float32"):
+    """Return sums over windows of three that begin with ``start`` in some rows, else with 1."""
+
+    @T.prim_func
+    def main(X: T.Tensor((40,), dtype), Y: T.Tensor((4, 40), dtype)):
+        with T.Kernel(1):
+            acc = T.alloc_fragment((4, 40), dtype)
+            if rows < 4:
+                T.fill(acc, 1)
+            T.fill(acc[first : first + rows, :], start)
+            for r in T.serial(3):
+                for i, j in T.Parallel(4, 40):
+                    acc[i, j] += T.if_then_else(j + r < 40, X[j + r], 0) * (i + 1)
+            T.copy(acc, Y)
+
+    return main
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "float16"])
+@pytest.mark.parametrize(("rows", "first"), [(4, 0), (3, 0), (2, 1)])
+@pytest.mark.parametrize("start", [0, 3])
+def test_what_sums_begin_with(start, rows, first, dtype, run_both):
+    x = numbers(40, dtype)
+    run_both(begun(start, rows, first, dtype), [x], [np.zeros((4, 40), dtype)], rtol=1e-2)
+
+
+@pytest.mark.parametrize(("rows", "is_passed"), [(4, False), (3, True)])
+def test_a_window_begins_with_a_number_by_itself(rows, is_passed):
+    """The fill of a whole tile before it is no pass of its own."""
+    script = lower(begun(3, rows), parse_target("avx512"), {})[1].script()
+    found = re.search(r"acc\d+\[[^\]]*\] = T.Broadcast\(T.float32\(3", script)
+    assert (found is not None) == is_passed

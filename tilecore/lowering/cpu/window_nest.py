@@ -17,19 +17,20 @@ from typing import Any
 from tvm import tirx as tir
 
 from tilecore.inference.storage import Storage
+from tilecore.ir.analysis import covers_whole
 from tilecore.ir.bounds import linear, variables
 from tilecore.ir.dtype import DType
-from tilecore.ir.expr import Load, Var, binary, int_value
+from tilecore.ir.expr import Const, Load, Var, binary, int_value
 from tilecore.ir.lane_offsets import lane_offsets
-from tilecore.ir.nodes import For, If, Let, Parallel, Seq, Stmt, Store
+from tilecore.ir.nodes import Fill, For, If, Let, Parallel, Seq, Stmt, Store
 from tilecore.ir.visitor import loads
 from tilecore.lowering.cpu.access import Accessor
 from tilecore.lowering.cpu.blended import blended
 from tilecore.lowering.cpu.lets import inlined
 from tilecore.lowering.cpu.nest import NestLowering, lanes_of
 from tilecore.lowering.cpu.place import LaneMask, Place, vector_load, vector_store
-from tilecore.lowering.cpu.scalar import memory_type
-from tilecore.lowering.cpu.tir import add, mul
+from tilecore.lowering.cpu.scalar import kept, memory_type
+from tilecore.lowering.cpu.tir import add, broadcast, mul
 from tilecore.target import Target
 
 MOST_STEPS = 49  # of the loops together: what they read of one vector stays near
@@ -125,12 +126,33 @@ def goes_inside(stmt: For, accessor: Accessor, target: Target) -> bool:
 
 
 def emit_window(
-    stmt: For, accessor: Accessor, target: Target, statement: Callable[[Stmt], None]
+    stmt: For,
+    accessor: Accessor,
+    target: Target,
+    statement: Callable[[Stmt], None],
+    begun: Fill | None = None,
 ) -> None:
-    """Emit such a loop."""
+    """Emit such a loop; ``begun`` fills its tile right before, which is left to it."""
     window = _window(stmt, accessor, target)
     assert window is not None
-    WindowLowering(accessor, target, statement, window).emit_window()
+    WindowLowering(accessor, target, statement, window, begun).emit_window()
+
+
+def begins(fill: Stmt, stmt: Stmt, accessor: Accessor, target: Target) -> bool:
+    """Return whether a fill of a whole tile is what a loop of this form begins with."""
+    if not isinstance(fill, Fill) or not isinstance(fill.value, Const) or not isinstance(stmt, For):
+        return False
+    if not covers_whole(fill.dst) or fill.value.dtype != fill.dst.buffer.dtype:
+        return False
+    window = _window(stmt, accessor, target)
+    if window is None or window.store.buffer is not fill.dst.buffer:
+        return False
+    sizes = {
+        v: int_value(e) for v, e in zip(window.nest.loop_vars, window.nest.extents, strict=True)
+    }
+    filled = [sizes.get(i, 1) for i in window.store.indices if isinstance(i, Var)]
+    shape = [n for n in fill.dst.buffer.static_shape or () if n != 1]
+    return [n for n in filled if n != 1] == shape and goes_inside(stmt, accessor, target)
 
 
 def _nothing(stmt: Stmt) -> None:
@@ -146,8 +168,10 @@ class WindowLowering(NestLowering):
         target: Target,
         statement: Callable[[Stmt], None],
         window: _Window,
+        begun: Fill | None = None,
     ) -> None:
         super().__init__(accessor, target, statement)
+        self.begun = begun
         self.window, self.nest = window, window.nest
         self.held: list[dict[int, Any]] = []
         self.extents = [int_value(extent) or 0 for extent in window.nest.extents]
@@ -279,6 +303,8 @@ class WindowLowering(NestLowering):
         """Emit all steps for an element or a vector of them."""
         accessor, builder, store = self.accessor, self.builder, self.window.store
         if lanes == 1:
+            if self.begun is not None:
+                self.statement(replace(store, value=self.begun.value))
             for _ in self._steps():
                 self.statement(self.nest.body)
             return
@@ -287,7 +313,12 @@ class WindowLowering(NestLowering):
         offset = builder.bind(offset)
         own = builder.alloc(lanes, kind, "own")
         plain = replace(place, memory=own, is_own=True)
-        held = vector_load(builder, place, offset, lanes, place.storage.dtype, mask)
+        if self.begun is None:
+            held = vector_load(builder, place, offset, lanes, place.storage.dtype, mask)
+        else:
+            given = self.begun.value
+            held = broadcast(accessor.value(given), lanes)
+            held = kept(held, given.dtype, store.buffer.dtype, place.storage.dtype, lanes)
         vector_store(builder, plain, held, 0, lanes)
         accessor.places[store.buffer] = plain
         cond = None if mask is not None else self._all_inside(lanes)
