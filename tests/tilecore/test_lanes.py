@@ -156,6 +156,27 @@ def test_threads_that_go_different_ways_run_one_after_the_other(run_both) -> Non
     run_both(uneven, [x], [np.zeros(64, np.int32)], [expected])
 
 
+def test_a_loop_that_a_thread_breaks_goes_on_for_the_others(run_both) -> None:
+    """It left the loop over the threads instead, and only the first threads of a group ran."""
+
+    @T.prim_func
+    def main(X: T.Tensor((8, N), "float32"), Y: T.Tensor((N,), "float32")):
+        with T.Kernel(1, threads=N):
+            tx = T.get_thread_binding()
+            total = T.alloc_var("float32", 0.0)
+            for k in T.serial(8):
+                if X[k, tx] < 0.0:
+                    break
+                total += X[k, tx]
+            Y[tx] = total
+
+    x = np.arange(8 * N, dtype=np.float32).reshape(8, N)
+    for thread in range(N):
+        x[thread % 9 :, thread] *= -1
+    expected = np.where(np.cumsum(x < 0, 0) > 0, 0, x).sum(0)
+    run_both(main, [x], [np.zeros(N, np.float32)], [expected])
+
+
 @pytest.mark.parametrize("count", [1, 4, 7])
 def test_few_threads_run_one_after_the_other(count, run_both) -> None:
     @T.prim_func

@@ -241,7 +241,8 @@ class _InGroups(Places):
 
     def _is_common(self, stmt: For | If) -> bool:
         """Return whether a group runs a loop or branch as one, and some of it in step."""
-        if has_jump(stmt) or not any(self._is_vector(s) for s in walk(stmt)):
+        leaves = has_jump(stmt.body if isinstance(stmt, For) else stmt)
+        if leaves or not any(self._is_vector(s) for s in walk(stmt)):
             return False
         heads = (stmt.start, stmt.stop, stmt.step) if isinstance(stmt, For) else (stmt.cond,)
         parts = [node for head in heads for node in walk_expr(head)]
