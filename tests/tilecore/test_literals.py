@@ -102,6 +102,28 @@ def test_arithmetic_of_truths_is_that_of_integers(run_both, op):
     run_both(main, [a, b], [np.zeros(n, bool), np.zeros(n, np.int32)], [found != 0, found])
 
 
+def test_truths_are_0_and_1_where_numbers_are_meant(run_both):
+    """Negated, compared for order and shifted they reached TVM as truths, which it refuses."""
+    n = 40
+
+    @T.prim_func
+    def main(A: T.Tensor((n,), "bool"), B: T.Tensor((n,), "bool"), Y: T.Tensor((6, n), "int32")):
+        with T.Kernel(1):
+            for i in T.Parallel(n):
+                Y[0, i] = -A[i]
+                Y[1, i] = T.abs(A[i])
+                Y[2, i] = A[i] < B[i]
+                Y[3, i] = A[i] >= B[i]
+                Y[4, i] = A[i] << B[i]
+                Y[5, i] = A[i] >> B[i]
+
+    rng = np.random.default_rng(3)
+    a, b = (rng.integers(0, 2, n).astype(bool) for _ in range(2))
+    x, y = a.astype(int), b.astype(int)
+    expected = np.stack([-x, x, x < y, x >= y, x << y, x >> y])
+    run_both(main, [a, b], [np.zeros((6, n), np.int32)], [expected])
+
+
 def test_operators_by_their_names(run_both):
     n = 50
 

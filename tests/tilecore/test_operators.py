@@ -334,6 +334,21 @@ def test_rounding_and_stated_rounding(run_both, dtype):
         T.round(T.float32(1.0), "up")
 
 
+@pytest.mark.few(1)
+@pytest.mark.parametrize("dtype", ["uint8", "uint32", "uint64"])
+def test_unsigned_numbers_are_their_magnitudes(run_both, dtype):
+    """CPUs compared them with 0 as signed numbers: no vector of them is below it."""
+
+    @T.prim_func
+    def main(X: T.Tensor((64,), dtype), Y: T.Tensor((64,), dtype)):
+        with T.Kernel(1):
+            for i in T.Parallel(64):
+                Y[i] = T.abs(X[i])
+
+    x = np.random.default_rng(0).integers(0, np.iinfo(dtype).max, 64, dtype, endpoint=True)
+    run_both(main, [x], [np.zeros_like(x)], [x])
+
+
 def test_bad_operators():
     with pytest.raises(TypeMismatch, match="32 bits"):
         T.reinterpret(T.float16(1.0), "int32")

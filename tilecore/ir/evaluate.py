@@ -167,8 +167,11 @@ def convert(value: Value, dtype: np.dtype[Any]) -> Value:
     if dtype.name == "float8_e8m0fnu":
         value = np.maximum(np.abs(np.asarray(value).astype(np.float64)), E8M0_MIN)
     with np.errstate(invalid="ignore", over="ignore"):
-        if dtype.name in NIBBLES and np.asarray(value).dtype.name in NIBBLES:
-            value = np.asarray(value).astype(np.int8)  # NumPy knows no conversion between the two
+        given = np.asarray(value).dtype.name  # NumPy knows no conversion between these:
+        if dtype.name in NIBBLES and given in NIBBLES:
+            value = np.asarray(value).astype(np.int8)
+        if dtype.name.startswith("float8") and given == "float8_e8m0fnu":
+            value = np.asarray(value).astype(np.float32)
         return np.asarray(value).astype(dtype)[()]
 
 

@@ -42,6 +42,7 @@ COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 LOGICAL = ("and", "or")
 BITWISE = ("bitand", "bitor", "bitxor", "shl", "shr")
 LITERAL_BITS = 32  # of a Python number beside a narrower operand
+OF_NUMBERS = (*ARITHMETIC, "lt", "le", "gt", "ge", "shl", "shr")  # truths are 0 and 1 to them
 BINARY_OPS = ARITHMETIC + COMPARISONS + LOGICAL + BITWISE
 UNARY_OPS = ("neg", "not", "bitnot")
 # Arithmetic with a stated rounding (to nearest, to zero, up, down) and its number of arguments.
@@ -397,7 +398,7 @@ def binary(op: str, left: ExprLike, right: ExprLike) -> Expr:
         dtype = promote(a.dtype, b.dtype)
         if op == "div" and not dtype.is_float:
             dtype = DType("float32")
-        if op in ARITHMETIC and dtype == "bool":
+        if dtype == "bool" and op in OF_NUMBERS:
             dtype = DType("int32")  # as in C: two truths sum up to 2
         if op in BITWISE and dtype.is_float:
             raise TypeMismatch(expected=f"integers for `{op}`", found=f"{a.dtype} and {b.dtype}")
@@ -459,7 +460,9 @@ def unary(op: str, value: ExprLike) -> Expr:
     if op == "not":
         a = as_bool(a)
         return const(not a.value, "bool") if isinstance(a, Const) else Unary("not", a, a.dtype)
-    if isinstance(a, Const) and op == "neg" and a.dtype != "bool":
+    if op == "neg" and a.dtype == "bool":
+        a = cast(a, "int32")
+    if isinstance(a, Const) and op == "neg":
         return _within(-a.value, a.dtype)
     if op == "bitnot" and a.dtype.is_float:
         raise TypeMismatch(expected="an integer for `~`", found=a.dtype)
@@ -514,8 +517,11 @@ def call(name: str, *args: ExprLike) -> Expr:
     like = next((a.dtype.computed for a in args if isinstance(a, Expr)), None)
     values = tuple(_computed(as_expr(a, like)) for a in args)
     dtype = functools.reduce(promote, (v.dtype for v in values))
-    if not dtype.is_float and name != "abs":
-        dtype = DType("float32")
+    if not dtype.is_float:
+        whole = DType("int32") if dtype == "bool" else dtype
+        dtype = whole if name == "abs" else DType("float32")
+        if dtype.startswith("uint"):
+            return values[0]
     return Call(name, tuple(cast(v, dtype) for v in values), dtype)
 
 
