@@ -156,6 +156,46 @@ def test_activations_with_arguments():
     check(lambda x: F.softplus(x, beta=2.0) + F.elu(x, 0.5) - F.leaky_relu(x, 0.3), x, kernels=1)
 
 
+def test_softplus_is_straight_above_its_threshold():
+    x = torch.tensor([-2.0, 2.0, 2.6, 3e38, math.inf])
+    found = tilecore.compute(lambda x: F.softplus(x, beta=2.0, threshold=5.0))(x)
+    torch.testing.assert_close(found, F.softplus(x, 2.0, 5.0), rtol=1e-6, atol=0)
+
+
+def test_elu_is_exact_near_zero():
+    """exp(x) - 1 had no correct digit there, and lost the sign of -0.0."""
+    x = torch.tensor([-0.0, -1e-9, -1e-5, -0.3, -20.0, -math.inf, 2.0])
+    found = tilecore.compute(lambda x: F.elu(x, 0.5))(x)
+    torch.testing.assert_close(found, F.elu(x.double(), 0.5).float(), rtol=1e-6, atol=0)
+    assert found[0].signbit()
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("target", ["llvm", "emulated h100"])
+def test_comparisons_are_joined_and_converted(target):
+    def function(x, y):
+        inside = (x > -1) & ~(x > 1) | torch.logical_and(y > 0, x > 2) ^ (y < -1)
+        signs = (x > 0).float() - (x < 0).float()
+        return torch.where(inside, x, y), -(x > 0).float() * 2 + (y > 0).half(), signs
+
+    x, y = torch.randn(9, 70), torch.randn(9, 70)
+    found = tilecore.compute(function, target=target)(x, y)
+    for ours, theirs in zip(found, function(x, y), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("target", ["llvm", "emulated h100"])
+def test_numbers_that_float32_does_not_have(target):
+    def function(x):
+        return x + math.nan, x + 1e300, torch.minimum(x * 1e39, x), x - math.inf
+
+    x = torch.tensor([-1.0, 0.5, 2.0])
+    found = tilecore.compute(function, target=target)(x)
+    for ours, theirs in zip(found, function(x), strict=True):
+        torch.testing.assert_close(ours, theirs, equal_nan=True)
+
+
 def test_variances_and_sums_of_exponentials():
     x = torch.randn(3, 5, 70) * 9 + 40
     check(lambda x: (x.logsumexp(-1), torch.logsumexp(x, (0, 2), keepdim=True)), x)
@@ -435,6 +475,9 @@ def asks_for_elements(x, y):
         (lambda x, y: x + torch.ones(3, 4, dtype=torch.int32), TypeMismatch, "found int32"),
         (lambda x, y: x @ y.half().T, TypeMismatch, "one element type"),
         (lambda x, y: x > y, TypeMismatch, "found a comparison"),
+        (lambda x, y: torch.where(x & (y > 0), x, y), TypeMismatch, "expected comparisons"),
+        (lambda x, y: x // y, UnsupportedSyntax, "`floordiv`"),
+        (lambda x, y: 2 % x, UnsupportedSyntax, "`mod`"),
         (lambda x, y: 3, TypeMismatch, "to return tensors"),
         (lambda x, y: x + "1", TypeMismatch, "a tensor or a number"),
         (lambda x, y: F.scaled_dot_product_attention(x, x, x, None, 1), UnsupportedSyntax, "drop"),

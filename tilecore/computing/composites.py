@@ -25,12 +25,16 @@ def refuse_in_place(inplace: bool) -> None:
 
 
 def softplus(span: SourceSpan, x: Node, beta: float = 1, threshold: float = 20) -> Node:
-    """Return log(1 + exp(x)), which is x from where it is the same number."""
+    """Return log(1 + exp(beta * x)) / beta, and x from where beta * x is above the threshold."""
     scaled = x if beta == 1 else pointwise("mul", x, float(beta), span=span)
     found = pointwise(
         "add", pointwise("maximum", scaled, 0.0, span=span), _bend(span, scaled), span=span
     )
-    return found if beta == 1 else pointwise("mul", found, 1.0 / beta, span=span)
+    if (beta, threshold) == (1, 20):
+        return found  # there it is x, in float32
+    found = pointwise("mul", found, 1.0 / beta, span=span)
+    above = pointwise("gt", scaled, float(threshold), span=span, dtype="bool")
+    return pointwise("where", above, x, found, span=span, dtype=x.dtype)
 
 
 def log_sigmoid(span: SourceSpan, x: Node) -> Node:
@@ -51,10 +55,12 @@ def mish(span: SourceSpan, x: Node, inplace: bool = False) -> Node:
 
 
 def elu(span: SourceSpan, x: Node, alpha: float = 1.0, inplace: bool = False) -> Node:
-    """Return x, below 0 alpha * (exp(x) - 1)."""
+    """Return x, below 0 alpha * (exp(x) - 1), by the tangent of x / 2: exact near 0, too."""
     refuse_in_place(inplace)
-    power = pointwise("exp", pointwise("minimum", x, 0.0, span=span), span=span)
-    low = pointwise("mul", pointwise("sub", power, 1.0, span=span), float(alpha), span=span)
+    half = pointwise("mul", pointwise("minimum", x, 0.0, span=span), 0.5, span=span)
+    tangent = pointwise("tanh", half, span=span)
+    rest = pointwise("sub", 1.0, tangent, span=span)
+    low = pointwise("div", pointwise("mul", tangent, 2.0 * alpha, span=span), rest, span=span)
     return _positive_or(span, x, low)
 
 

@@ -20,12 +20,15 @@ UNARY = (
 )  # fmt: skip
 BINARY = ("add", "sub", "mul", "div", "pow", "maximum", "minimum")
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+LOGIC = ("and", "or", "xor", "not")
 ALIASES: Mapping[str, str] = MappingProxyType({
     "absolute": "abs", "negative": "neg", "subtract": "sub", "multiply": "mul",
     "divide": "div", "true_divide": "div", "truediv": "div", "power": "pow", "less": "lt",
     "less_equal": "le", "greater": "gt", "greater_equal": "ge", "equal": "eq", "not_equal": "ne",
     "mm": "matmul", "bmm": "matmul", "clip": "clamp",
     "swapaxes": "transpose", "view": "reshape", "float_power": "pow",
+    **{f"bitwise_{op}": f"logical_{op}" for op in LOGIC}, "and": "logical_and",
+    "or": "logical_or", "xor": "logical_xor", "invert": "logical_not",
 })  # fmt: skip
 
 
@@ -46,6 +49,17 @@ def _binary(op: str) -> Function:
 def _comparison(op: str) -> Function:
     def function(span: SourceSpan, a: Value, b: Value) -> Value:
         return pointwise(op, _operand(a), _operand(b), span=span, dtype="bool")
+
+    return function
+
+
+def _logic(op: str) -> Function:
+    def function(span: SourceSpan, *given: Value) -> Value:
+        for x in given:
+            if not isinstance(x, Node) or x.dtype != "bool":
+                found = x.dtype if isinstance(x, Node) else type(x).__name__
+                raise TypeMismatch(expected="comparisons", found=found)
+        return pointwise(op, *given, span=span, dtype="bool")
 
     return function
 
@@ -361,6 +375,7 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType({
     **{op: _unary(op) for op in UNARY},
     **{op: _binary(op) for op in BINARY},
     **{op: _comparison(op) for op in COMPARISONS},
+    **{f"logical_{op}": _logic(op) for op in LOGIC},
     **{op: _reduction(op) for op in ("sum", "mean", "amax", "amin")},
     "max": _extreme("amax", "maximum"), "min": _extreme("amin", "minimum"),
     "where": _where, "relu": _relu, "silu": _silu, "gelu": _gelu, "clamp": _clamp,

@@ -94,6 +94,9 @@ class Traced:
     def __neg__(self) -> Any:
         return called("neg", (self,), {})
 
+    def __invert__(self) -> Any:
+        return called("logical_not", (self,), {})
+
     def __abs__(self) -> Any:
         return called("abs", (self,), {})
 
@@ -150,9 +153,11 @@ def _in_place(name: str) -> Any:
     return method
 
 
-for _name in ("add", "sub", "mul", "truediv", "pow", "matmul", "lt", "le", "gt", "ge", "eq", "ne"):
+_LOGIC = ("and", "or", "xor")
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "pow", "matmul", "floordiv", "mod")  # or refused
+for _name in (*_ARITHMETIC, *_LOGIC, "lt", "le", "gt", "ge", "eq", "ne"):
     setattr(Traced, f"__{_name}__", _binary(_name))
-for _name in ("add", "sub", "mul", "truediv", "pow", "matmul"):
+for _name in (*_ARITHMETIC, *_LOGIC):
     setattr(Traced, f"__r{_name}__", _binary(_name, is_turned=True))
     setattr(Traced, f"__i{_name}__", _in_place(_name))
 setattr(Traced, "__hash__", object.__hash__)  # noqa: B010 (an __eq__ of its own took it)

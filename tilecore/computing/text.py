@@ -17,7 +17,8 @@ FORMS: Mapping[str, str] = MappingProxyType({
     "maximum": "T.max({}, {})", "minimum": "T.min({}, {})",  # which drop a NaN: see formula
     "where": "T.if_then_else({}, {}, {})",
     "lt": "{} < {}", "le": "{} <= {}", "gt": "{} > {}", "ge": "{} >= {}", "eq": "{} == {}",
-    "ne": "{} != {}", "neg": "-{}", "cast": "{}", "abs": "T.abs({})", "log2": "T.log2({})",
+    "ne": "{} != {}", "and": "{} & {}", "or": "{} | {}", "xor": "{} ^ {}", "not": "~{}",
+    "neg": "-{}", "cast": "{}", "abs": "T.abs({})", "log2": "T.log2({})",
     **{op: f"T.{op}({{}})" for op in (
         "exp", "exp2", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "erf", "sin", "cos",
         "log1p",
@@ -29,6 +30,7 @@ POWERS: Mapping[float, str] = MappingProxyType({
     **{float(-n): f"1.0 / ({' * '.join(['{0}'] * n)})" for n in range(1, 9)},
 })  # fmt: skip
 WIDE = "float32"
+LARGEST = (2 - 2**-24) * 2.0**127  # numbers above it are infinities in float32
 RESERVED = (
     "a", "b", "b2", "bx", "by", "bz", "c", "c2", "column", "d", "first", "i", "j", "k", "ko",
     "largest", "n", "part", "parts", "products", "q", "r", "row", "s", "scores", "segment",
@@ -119,10 +121,10 @@ class Names:
     def element(
         self, node: Node, place: Place, rows: Shape, columns: int, row: str, column: str
     ) -> str:
-        """Return the text of an element as a float32; the arguments are those of ``view_of``."""
+        """Return the text of an element as a float32, or truth; arguments are of ``view_of``."""
         view, index = view_of(place, rows, columns, row, column)
         text = f"{self.read(node, view)}[{', '.join(index)}]"
-        return text if node.dtype == WIDE else f"T.cast({text}, {WIDE!r})"
+        return text if node.dtype in (WIDE, "bool") else f"T.cast({text}, {WIDE!r})"
 
 
 def view_of(
@@ -171,8 +173,10 @@ def part_of(rows: Shape, first: int, last: int, row: str) -> str:
 
 
 def number(value: float) -> str:
-    """Return the text of a number."""
-    if math.isinf(value):
+    """Return the text of a number, as a float32."""
+    if math.isnan(value):
+        return f"(0.0 * T.infinity({WIDE!r}))"
+    if abs(value) > LARGEST:
         return f"{'-' if value < 0 else ''}T.infinity({WIDE!r})"
     return repr(float(value))
 
