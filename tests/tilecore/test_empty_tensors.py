@@ -41,6 +41,22 @@ def test_dynamic_shapes_may_be_empty(run_both):
         run_both(func, [a, b], [np.full((m, n), 7, np.float32)], [np.zeros((m, n))])
 
 
+def test_strides_of_nothing_mean_nothing(run_both):
+    """NumPy calls them 0, whatever the array is a part of."""
+    m, n = T.dynamic("m"), T.dynamic("n")
+
+    @T.prim_func
+    def main(A: T.StridedTensor((m, n), (n + 16, 1), "float32"), B: T.Tensor((m, n), "float32")):
+        with T.Kernel(T.ceildiv(m, 8)) as b:
+            for i, j in T.Parallel(8, 64):
+                if b * 8 + i < m and j < n:
+                    B[b * 8 + i, j] = A[b * 8 + i, j] + 1.0
+
+    for rows in (0, 9):
+        a = np.ones((rows, 56), np.float32)[:, :40]
+        run_both(main, [a], [np.zeros((rows, 40), np.float32)], [a + 1])
+
+
 def test_loads_outside_an_empty_tensor_are_0(run_both):
     @T.prim_func
     def main(A: T.Tensor((0, 8), "int32"), B: T.Tensor((4, 8), "int32")):

@@ -83,6 +83,30 @@ def test_continue_and_break_on_votes_and_shared_memory(run_both):
     run_both(main, [x], [np.zeros((3, THREADS), np.int32)], [expected])
 
 
+def test_a_loop_of_updates_that_threads_leave_apart(run_both):
+    """Updates of shared memory are no meeting of threads: CPUs refused the loop."""
+    n = 150
+
+    @T.prim_func
+    def main(X: T.Tensor((n,), "int32"), Y: T.Tensor((8,), "int32")):
+        with T.Kernel(1, threads=THREADS):
+            tx = T.get_thread_binding()
+            counts = T.alloc_shared((8,), "int32")
+            if tx < 8:
+                counts[tx] = 0
+            T.sync_threads()
+            for step in T.serial(9):
+                if step * THREADS + tx >= n:
+                    break
+                T.atomic_add(counts[X[step * THREADS + tx]], 1)
+            T.sync_threads()
+            if tx < 8:
+                Y[tx] = counts[tx]
+
+    x = rng.integers(0, 8, n).astype(np.int32)
+    run_both(main, [x], [np.zeros(8, np.int32)], [np.bincount(x, minlength=8)])
+
+
 def test_all_threads_return_before_a_barrier(run_both):
     @T.prim_func
     def main(N: T.Tensor((4,), "int32"), Y: T.Tensor((4, THREADS), "int32")):

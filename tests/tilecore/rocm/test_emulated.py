@@ -133,3 +133,25 @@ def test_votes_are_those_of_half_a_wavefront():
         y = np.zeros((3, 128), np.int32)
         run(main, "gfx942", [x, y])
         np.testing.assert_array_equal(y, np.array(expected).astype(np.int32).repeat(32, 1))
+
+
+def test_half_a_wavefront_takes_a_branch_with_nothing_to_do_together():
+    """It was taken for a role, and refused: the sums of a tree, unrolled."""
+
+    @T.prim_func
+    def main(X: T.Tensor((2, 128), "int32"), Y: T.Tensor((2,), "int32")):
+        with T.Kernel(2, threads=128) as b:
+            t = T.get_thread_binding()
+            sums = T.alloc_shared((128,), "int32")
+            sums[t] = X[b, t]
+            for step in range(7):
+                T.sync_threads()
+                if t < 64 >> step:
+                    sums[t] += sums[t + (64 >> step)]
+            if t == 0:
+                Y[b] = sums[0]
+
+    x = np.random.default_rng(0).integers(-99, 99, (2, 128)).astype(np.int32)
+    y = np.zeros(2, np.int32)
+    run_emulated(main, "gfx942", [x, y], ALL_SCHEDULES)
+    np.testing.assert_array_equal(y, x.sum(1))

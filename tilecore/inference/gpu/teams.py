@@ -106,22 +106,6 @@ def find_teams(launch: KernelLaunch, threads: tuple[int, int, int], target: GpuT
         UnsupportedOnTarget: a tile operation in a branch that is no team's (TC302).
     """
     whole = Team(0, threads[0] * threads[1] * threads[2])
-    teams = _teams(launch, threads, whole)
-    apart, bodies = teams.apart, teams.bodies
-    for stmt, is_role in _with_roles(launch.body, apart, bodies, True):
-        is_together = isinstance(stmt, Parallel) and bool(stmt.loop_vars)
-        is_together |= isinstance(stmt, nodes.Sync) and stmt.scope in MEETINGS
-        if isinstance(stmt, nodes.Copy) and stmt.barrier is not None and id(stmt) in teams.single:
-            continue  # it asks the tensor memory accelerator, which memory.py checks
-        if not is_role and (is_together or isinstance(stmt, TILE_STATEMENTS[:-1])):
-            raise UnsupportedOnTarget(
-                what=f"a {type(stmt).__name__} in a branch that only some threads take",
-                target=target.name, span=stmt.span,
-                reason="whole warps next to each other may share out a tile operation, which the "
-                "thread index alone must choose",
-                hint=f"`if tx < {target.threads_per_warp}:` lets one warp do it, "
-                "T.if_then_else or a loop around all threads what data decides",
-            )  # fmt: skip
     taken = named(walk(launch.body))
     if taken and target.kind != "cuda":
         first = next(s for s in walk(launch.body) if is_named(s))
@@ -133,15 +117,23 @@ def find_teams(launch: KernelLaunch, threads: tuple[int, int, int], target: GpuT
             hint="T.sync_threads() of all threads of the block, outside of the branches",
         )  # fmt: skip
     warp = target.threads_per_warp
-    broken = next((t for t in teams.all if t.first % warp or t.count % warp), None)
-    if broken is not None:
-        raise UnsupportedOnTarget(
-            what=f"a role of {broken.count} threads that begins with {broken.first}",
-            target=target.name,
-            reason=f"lanes of a warp work together: whole warps of {warp} threads have a role",
-            hint=f"branches on the thread index at multiples of {warp}, in a block of a multiple "
-            f"of {warp} threads", span=launch.span,
-        )  # fmt: skip
+    teams = _teams(launch, threads, whole, WARP)
+    if any(_is_broken(team, warp) for team in teams.all):
+        _refuse_broken(launch, teams, target)
+        teams = _teams(launch, threads, whole, warp)
+    apart, bodies = teams.apart, teams.bodies
+    for stmt, is_role in _with_roles(launch.body, apart, bodies, True):
+        if isinstance(stmt, nodes.Copy) and stmt.barrier is not None and id(stmt) in teams.single:
+            continue  # it asks the tensor memory accelerator, which memory.py checks
+        if not is_role and _is_together(stmt):
+            raise UnsupportedOnTarget(
+                what=f"a {type(stmt).__name__} in a branch that only some threads take",
+                target=target.name, span=stmt.span,
+                reason="whole warps next to each other may share out a tile operation, which the "
+                "thread index alone must choose",
+                hint=f"`if tx < {target.threads_per_warp}:` lets one warp do it, "
+                "T.if_then_else or a loop around all threads what data decides",
+            )  # fmt: skip
     if len(teams.all) > MAX_TEAMS - len(taken):
         raise UnsupportedOnTarget(
             what=f"{len(teams.all)} roles of warps", target=target.name,
@@ -150,7 +142,36 @@ def find_teams(launch: KernelLaunch, threads: tuple[int, int, int], target: GpuT
     return teams
 
 
-def _teams(launch: KernelLaunch, threads: tuple[int, int, int], whole: Team) -> Teams:
+def _is_together(stmt: Stmt) -> bool:
+    """Return whether the threads that run a statement share it out, or meet at it."""
+    if isinstance(stmt, Parallel):
+        return bool(stmt.loop_vars)
+    is_meeting = isinstance(stmt, nodes.Sync) and stmt.scope in MEETINGS
+    return is_meeting or isinstance(stmt, TILE_STATEMENTS[:-1])
+
+
+def _is_broken(team: Team, warp: int) -> bool:
+    return bool(team.first % warp or team.count % warp)
+
+
+def _refuse_broken(launch: KernelLaunch, teams: Teams, target: GpuTarget) -> None:
+    """Refuse parts of a warp that have something to do together; others are threads like any."""
+    warp = target.threads_per_warp
+    for stmt in walk(launch.body):
+        team = teams.team(stmt)
+        if team not in teams.all or not _is_broken(team, warp):
+            continue
+        if _is_together(stmt) or isinstance(stmt, nodes.Exchange):
+            raise UnsupportedOnTarget(
+                what=f"a role of {team.count} threads that begins with {team.first}",
+                target=target.name,
+                reason=f"lanes of a warp work together: whole warps of {warp} threads have a role",
+                hint=f"branches on the thread index at multiples of {warp}, in a block of a "
+                f"multiple of {warp} threads", span=launch.span,
+            )  # fmt: skip
+
+
+def _teams(launch: KernelLaunch, threads: tuple[int, int, int], whole: Team, warp: int) -> Teams:
     """Return the branches that are roles, whether they can be run or not."""
     if not launch.thread_vars:
         return Teams(whole, {}, {})
@@ -163,7 +184,7 @@ def _teams(launch: KernelLaunch, threads: tuple[int, int, int], whole: Team) -> 
         everyone = np.ones(whole.count, bool)
         values, single = _thread_values(launch, threads), set[int]()
         descent = _Descent(known, apart, values, bodies, found, single)
-        descent.visit(launch.body, _Comers(everyone, ~everyone, whole, whole))
+        descent.visit(launch.body, _Comers(everyone, ~everyone, whole, whole, warp))
         changed = learn(launch, known, found)
         if not changed and found == of:
             around = dict(_around(launch.body, bodies, whole))
@@ -227,12 +248,14 @@ class _Comers:
         unsure: those of them that may not, though others do.
         team: the threads, if they are one.
         around: the innermost team that all of them belong to.
+        warp: threads that only together are a team.
     """
 
     taken: Mask
     unsure: Mask
     team: Team | None
     around: Team
+    warp: int
 
     def inside(self, mask: Mask, *, holds: bool, is_exact: bool) -> _Comers:
         """Return who runs a branch, of a condition that holds for the threads of a mask.
@@ -244,8 +267,8 @@ class _Comers:
             unsure = self.unsure & taken
         else:
             taken, unsure = self.taken, self.unsure | (self.taken & mask)
-        team = None if unsure.any() else _team(taken)
-        return _Comers(taken, unsure, team, team or self.around)
+        team = None if unsure.any() else _team(taken, self.warp)
+        return _Comers(taken, unsure, team, team or self.around, self.warp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,13 +331,13 @@ class _Descent:
         return np.asarray(self.values(cond), bool), True
 
 
-def _team(taken: Mask) -> Team | None:
+def _team(taken: Mask, warp: int) -> Team | None:
     """Return the threads in a mask as a team, if they are warps side by side."""
     found = np.nonzero(taken)[0]
     if found.size == 0:
         return Team(0, 0)
     first, last = int(found[0]), int(found[-1])
-    is_run = last - first + 1 == found.size and first % WARP == 0 and found.size % WARP == 0
+    is_run = last - first + 1 == found.size and first % warp == 0 and found.size % warp == 0
     return Team(first, found.size) if is_run else None
 
 
