@@ -441,8 +441,14 @@ class _Checker:
                 self.check_second(node)
 
     def check_second(self, node: Binary) -> None:
-        """Check a known divisor or number of bits, which no hardware gives a meaning to."""
+        """Check a known divisor or number of bits, which no hardware gives a meaning to.
+
+        Nor do targets raise integers to a power.
+        """
         second, bits = int_value(node.b), node.dtype.bits
+        if node.op == "pow":
+            what, hint = f"the {node.dtype} `{node.a}`", "multiply, or convert it first"
+            self.fault(TypeMismatch(expected="a float for `**`", found=what, hint=hint))
         if node.op in _DIVISIONS and second == 0:
             self.fault(TypeMismatch(expected=f"a divisor of `{node.a}` other than 0", found=0))
         elif node.op in _SHIFTS and second is not None and not 0 <= second < bits:
