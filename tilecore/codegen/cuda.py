@@ -129,19 +129,19 @@ def device_of(target: GpuTarget) -> Any:
 def split(func: Any, device: Any, entry: str = ENTRY) -> tuple[Any, tuple[KernelEntry, ...]]:
     """Return (module of kernels with flat indices, their launches) of a PrimFunc."""
     passes = tir.transform
-    pipeline = [
-        passes.BindTarget(device),
-        passes.StmtSimplify(),
-        passes.FlattenBuffer(),
+    first = [passes.BindTarget(device), passes.StmtSimplify()]
+    rest = [
         passes.NarrowDataType(32),
         passes.VectorizeLoop(True),
         passes.AnnotateEntryFunc(),
         passes.SplitHostDevice(),
     ]
     with device:
-        module = tvm.ir.transform.Sequential(pipeline)(
-            tvm.IRModule({entry: func.with_attr("global_symbol", entry)})
-        )
+        module = tvm.IRModule({entry: func.with_attr("global_symbol", entry)})
+        module = tvm.ir.transform.Sequential(first)(module)
+        if not _wraps_around(module[entry]):
+            rest.insert(0, passes.FlattenBuffer())
+        module = tvm.ir.transform.Sequential(rest)(module)
         kernels = {
             g: f for g, f in module.functions.items()
             if f.attrs.get("calling_conv", 0) == KERNEL_LAUNCH
@@ -150,6 +150,27 @@ def split(func: Any, device: Any, entry: str = ENTRY) -> tuple[Any, tuple[Kernel
         code = passes.LowerIntrin()(tvm.IRModule(kernels))
     parameters = _parameters(func)
     return code, tuple(_entry(call, parameters) for call in _launches(host))
+
+
+def _wraps_around(func: Any) -> bool:
+    """Return whether indices begin anew behind an offset: ``(i + 1) % n``.
+
+    FlattenBuffer, which buffers of one axis can do without, writes a sum of two such as one with
+    the offset of the first alone (TVM 0.27's simplification of iterators).
+    """
+    found: list[Any] = []
+
+    def visit(node: Any) -> None:
+        terms = [node.a]
+        while terms:
+            term = terms.pop()
+            if isinstance(term, (tir.Add, tir.Sub)):
+                terms += [term.a, term.b]
+            elif isinstance(term, tir.IntImm):
+                found.append(node)
+
+    tvm_ffi.structural_walk(func, (tir.FloorMod, visit))
+    return bool(found)
 
 
 def choose(text: str, *, emulated: bool) -> str:

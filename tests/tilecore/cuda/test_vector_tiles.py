@@ -134,3 +134,21 @@ def test_what_is_wrong_with_a_tile_of_vectors_is_said():
         assert caught.value.span.line
     with pytest.raises(TypeMismatch, match="but no tensor's, found float32x4"):
         T.Tensor((4,), "float32x4")
+
+
+@pytest.mark.parametrize("target", ["sm_80", "gfx942"])
+def test_two_axes_that_begin_anew_keep_both_offsets(target):
+    """TVM's FlattenBuffer lost that of the second: rows moved by 3 of 5 and 0 of 24."""
+
+    @T.prim_func
+    def main(X: T.Tensor((5, 24, 16), "float32"), Y: T.Tensor((1920,), "float32")):
+        with T.Kernel(1, threads=32):
+            for step in T.serial(15):
+                for e in T.Parallel(128):
+                    f = step * 128 + e
+                    Y[f] = X[(f // 384 + 3) % 5, (f // 16 % 24 + 1) % 24, f % 16]
+
+    x = np.arange(1920, dtype=np.float32).reshape(5, 24, 16)
+    y = np.zeros(1920, np.float32)
+    run_emulated(main, target, [x, y])
+    np.testing.assert_array_equal(y, np.roll(x, (-3, -1), (0, 1)).ravel())
