@@ -179,8 +179,8 @@ def installed_recommender() -> Recommender:
 
 def device_name(target: object) -> str | None:
     """Return the device that the target of ``jit`` names, None for this machine's CPU."""
-    if target == "auto" and isinstance(parse_target(target), GpuTarget):
-        return "cuda"
+    if target == "auto" and isinstance(found := parse_target(target), GpuTarget):
+        return found.kind
     is_cpu = target in (None, "auto") or (isinstance(target, Target) and target.kind == "llvm")
     return None if is_cpu else str(getattr(target, "device", target))
 

@@ -10,10 +10,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tilecore import amx
-from tilecore.amd_target import amd_targets, find_amd_target, local_amd_device
+from tilecore import amd_target, amx, gpu_target
+from tilecore.amd_target import amd_targets, find_amd_target
 from tilecore.errors import UnknownTarget, UnsupportedOnTarget, did_you_mean
-from tilecore.gpu_target import GpuTarget, find_gpu_target, gpu_targets, local_device
+from tilecore.gpu_target import GpuTarget, find_gpu_target, gpu_targets
 from tilecore.ir.dtype import DType
 
 CPU_NAMES = ("llvm", "cpu", "c", "auto")
@@ -260,7 +260,7 @@ def device_of_torch() -> GpuTarget | None:
 
     NVIDIA's where torch is built for CUDA, AMD's where it is built for ROCm.
     """
-    nvidia, amd = local_device(), local_amd_device()
+    nvidia, amd = gpu_target.local_device(), amd_target.local_amd_device()
     if nvidia is None and amd is None:
         return None  # nobody imports torch for that
     try:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import tilecore.language as T
+from tilecore import amd_target, gpu_target
 from tilecore import target as targets
 from tilecore.amd_target import local_amd_device
 from tilecore.artifact import ArtifactStore
@@ -159,8 +160,8 @@ def test_linux_says_which_device_is_there(tmp_path, version, units, device, mult
 )
 def test_auto_is_the_device_that_torch_can_use(monkeypatch, cuda, rocm, expected):
     nvidia, amd = targets.parse_target("sm_80"), targets.parse_target("gfx942")
-    monkeypatch.setattr(targets, "local_device", lambda: nvidia)
-    monkeypatch.setattr(targets, "local_amd_device", lambda: amd)
+    monkeypatch.setattr(gpu_target, "local_device", lambda: nvidia)
+    monkeypatch.setattr(amd_target, "local_amd_device", lambda: amd)
     monkeypatch.setattr(torch, "version", SimpleNamespace(cuda=cuda, hip=rocm))
     found = targets.parse_target("auto")
     assert getattr(found, "arch", None) == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -265,7 +266,7 @@ class LaunchLowering:
     def _sequence(self, stmts: Sequence[Stmt]) -> None:
         """Emit statements; a fill that a window begins with is left to that."""
         begun: Stmt | None = None
-        for child, after in zip(stmts, (*stmts[1:], None), strict=True):
+        for child, after in itertools.zip_longest(stmts, stmts[1:]):
             if isinstance(begun, Fill) and isinstance(child, For):
                 emit_window(child, self.accessor, self.target, self.statement, begun)
                 begun = None
