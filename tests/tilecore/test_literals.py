@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import tilecore as tilelang
 import tilecore.language as T
 from tilecore.errors import ScopeError, TypeMismatch
 from tilecore.ir.dtype import DType
@@ -230,3 +231,23 @@ def test_two_literals_fold_to_what_a_wider_pair_folds_to(op, kind):
     if op in ("floordiv", "mod"):
         with pytest.raises(TypeMismatch):
             binary(op, const(1, kind), const(0, kind))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "uint8"])
+def test_a_comparison_that_several_stores_convert(dtype):
+    @T.prim_func
+    def main(
+        X: T.Tensor((9, 70), "float32"), A: T.Tensor((9, 70), dtype), B: T.Tensor((9, 70), dtype)
+    ):
+        with T.Kernel(1, threads=128):
+            for i, j in T.Parallel(9, 70):
+                above = T.cast(X[i, j] > 0, dtype)
+                A[i, j] = above + T.cast(X[i, j] < 0, dtype) * 3
+                B[i, j] = above * 2
+
+    x = np.random.default_rng(3).standard_normal((9, 70)).astype(np.float32)
+    x[0, :5] = 0
+    a, b = np.zeros((2, 9, 70), dtype)
+    tilelang.compile(main, target="llvm")(x, a, b)
+    np.testing.assert_array_equal(a, (x > 0) + 3 * (x < 0))
+    np.testing.assert_array_equal(b, 2 * (x > 0))

@@ -162,7 +162,11 @@ def convert(value: Any, source: str, target: str, lanes: int) -> Any:
     if _may_turn(source, target):
         bits = tir.Cast(vector_type(f"u{target}", lanes), value)
         return tir.reinterpret(vector_type(target, lanes), bits)
-    converted = tir.Cast(vector_type(value_type(target), lanes), value)
+    kind = value_type(target)
+    if source == "bool" and lanes > 1:  # a name for a conversion of truths is an error in TVM
+        converted = tir.Select(value, constant_of(1, kind, lanes), constant_of(0, kind, lanes))
+    else:
+        converted = tir.Cast(vector_type(kind, lanes), value)
     if target in NIBBLES:
         return _nibble(converted, target, lanes)
     return convert(converted, "float32", target, lanes) if target in PACKED else converted
