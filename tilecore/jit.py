@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from types import FunctionType, ModuleType
@@ -285,8 +285,9 @@ class JITImpl:
         if found is not None:
             return found
         kwargs, options = self._divided(kwargs)
-        static, tensors, _ = self._split(args, kwargs)
+        static, tensors, constants = self._split(args, kwargs)
         signature = self._signature(static)
+        self._check_names(constants, signature)
         missing = [p.name for p in signature.params if p.name not in tensors]
         if missing:
             raise ArgumentError(
@@ -326,12 +327,27 @@ class JITImpl:
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, int]]:
         static, tensors, constants = self._split(args, kwargs)
+        if constants:
+            self._check_names(constants, self._signature(static))
         if tensors:
             signature = self._signature(static)
             known = [p for p in signature.params if p.name in tensors]
             symbols = {n: v for n, v in signature.constants.items() if n not in constants}
             constants = {**solve_constants(known, tensors, symbols), **constants}
         return static, constants
+
+    def _check_names(self, further: Iterable[str], signature: EagerSignature) -> None:
+        """Refuse keywords that are neither parameters nor names of T.const (TC202)."""
+        own = self.signature.parameters
+        unknown = [name for name in further if name not in signature.constants]
+        if not unknown or any(p.kind is p.VAR_KEYWORD for p in own.values()):
+            return
+        names = ", ".join([*own, *signature.constants])
+        raise TypeMismatch(
+            expected=f"arguments of {self.function.__name__} ({names})",
+            found=", ".join(unknown),
+            hint="options belong to the decorator: @tilelang.jit(target=..., pass_configs=...)",
+        )
 
     def _signature(self, static: Mapping[str, Any]) -> EagerSignature:
         key = key_of(static)

@@ -74,6 +74,16 @@ def test_eager_tensors_that_disagree() -> None:
         matmul_relu.compile(M=64, N=32)
 
 
+def test_keywords_that_an_eager_function_does_not_know() -> None:
+    """Once ignored: `compile(..., target="h100")` made a kernel for the CPU."""
+    a, b = torch.zeros(64, 48), torch.zeros(48, 32)
+    with pytest.raises(TypeMismatch, match=r"TC202.*A, B, .*M, N, K\), found block_Q"):
+        matmul_relu(a, b, block_Q=64)
+    with pytest.raises(TypeMismatch, match=r"found target\n.*@tilelang\.jit\(target=\.\.\."):
+        matmul_relu.compile(M=64, N=32, K=48, target="h100")
+    assert matmul_relu(a, b, M=64, micro_m=4).shape == (64, 32)
+
+
 def test_eager_dtype_of_a_call_is_checked() -> None:
     with pytest.raises(ArgumentError, match="float32"):
         matmul_relu(torch.zeros(64, 48, dtype=torch.float16), torch.zeros(48, 32))
