@@ -20,7 +20,7 @@ from db.records import (
     NodeRecord,
     RunRecord,
 )
-from recommender.hardware import HardwareProfile
+from recommender.hardware import EMULATED, HardwareProfile
 from recommender.workload import digest_of
 from tilecore.tile_config import TileConfig
 from tuner_service.report import ROLES, work_flop_of
@@ -93,6 +93,7 @@ def print_result(
     """Print the table at the end of a tuning run."""
     title = f"{workload_text(run.workload.kernel, dict(run.workload.problem))}, {run.hardware.name}"
     _print_outcome(console, title, run.result or {}, by_status, run.active_s, run.hardware.kind)
+    _say_whose_times(console, run.hardware.name)
     console.print(f"records: run {run.public_id} in {where}", soft_wrap=True)
 
 
@@ -101,7 +102,13 @@ def print_told_result(console: Console, run: Mapping[str, Any], where: str) -> N
     workload = run["workload"]
     title = f"{workload_text(workload['kernel'], workload['problem'])}, {run['hardware']}"
     _print_outcome(console, title, run["result"] or {}, run["trials"], run["active_s"], "")
+    _say_whose_times(console, run["hardware"])
     console.print(f"records: run {run['id']} at {where}", soft_wrap=True)
+
+
+def _say_whose_times(console: Console, hardware: str) -> None:
+    if hardware.startswith(f"{EMULATED} "):
+        console.print("times are the emulator's and say nothing of the device", highlight=False)
 
 
 def _print_outcome(
@@ -216,12 +223,26 @@ def print_runs(console: Console, runs: Sequence[tuple[RunRecord, Mapping[str, in
         latency = best.get("latency_us")
         by = escape(run.created_by or (f"({run.cause})" if run.cause else ""))
         table.add_row(
-            f"{run.public_id}\n{workload_text(run.workload.kernel, dict(run.workload.problem))}",
-            f"{run.state}\n{sum(counts.values())} trials",
+            *_run_cells(run, counts),
             "" if latency is None else f"{latency:,.1f}",
             f"{run.created_at:%Y-%m-%d\n%H:%M} {by}",
         )
     console.print(table)
+
+
+def _run_cells(run: RunRecord, counts: Mapping[str, int]) -> tuple[str, str]:
+    """Return a run's id over its workload, and its state over its trials."""
+    workload = workload_text(run.workload.kernel, dict(run.workload.problem))
+    return f"{run.public_id}\n{workload}", f"{_state(run)}\n{sum(counts.values())} trials"
+
+
+def _state(run: RunRecord) -> str:
+    """Return the state of a run with what it was asked to do and has not done yet."""
+    if not run.is_finished and run.cancel_requested:
+        return f"{run.state}\ncancelling"
+    if run.state == "RUNNING" and run.pause_requested:
+        return f"{run.state}\npausing"
+    return run.state
 
 
 def print_keys(console: Console, keys: Sequence[KeyRecord], now: datetime) -> None:
@@ -280,25 +301,18 @@ def print_group(
     console: Console,
     runs: Sequence[tuple[RunRecord, Mapping[str, int], Mapping[str, Any]]],
 ) -> None:
-    """Print a table of what runs found so far."""
+    """Print a table of what runs found so far, two lines each as ``print_runs`` does."""
     table = Table()
-    for title in ("workload", "state", "run"):  # in 80 columns the numbers stay whole
-        table.add_column(title, no_wrap=title == "state", overflow="fold")
-    for title in ("trials", "best µs", "GFLOP/s", "vs\ndefault", "vs\ntorch"):
+    table.add_column("run", min_width=36, overflow="fold")
+    table.add_column("state", overflow="fold")
+    for title in ("best µs\nGFLOP/s", "vs default\nvs torch"):
         table.add_column(title, justify="right", no_wrap=True)
     for run, counts, result in runs:
         best, gain = result.get("best") or {}, result.get("gain_over_default")
         ratio = best.get("ratio_to_reference")
-        table.add_row(
-            workload_text(run.workload.kernel, dict(run.workload.problem)),
-            run.state,
-            run.public_id,
-            str(sum(counts.values())),
-            f"{best['latency_us']:,.1f}" if "latency_us" in best else "",
-            f"{best['gflops']:,.1f}" if "gflops" in best else "",
-            "" if gain is None else f"{gain:.2f}x",
-            "" if ratio is None else f"{ratio:.2f}x",
-        )
+        numbers = [f"{best[key]:,.1f}" if key in best else "" for key in ("latency_us", "gflops")]
+        ratios = ["" if x is None else f"{x:.2f}x" for x in (gain, ratio)]
+        table.add_row(*_run_cells(run, counts), "\n".join(numbers), "\n".join(ratios))
     console.print(table)
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from importlib.metadata import version
 
 import pytest
+from rich.console import Console
 
 from recommender.measurement import MeasureStatus, Protocol
 from tests.tuner_service.table_measurer import HARDWARE, TableMeasurer
 from tilecore.codegen.nvrtc import load_nvrtc
+from tuner_service.console import print_result
 from tuner_service.coordinator import Coordinator
 from tuner_service.errors import HardwareNotOffered, InvalidRequest, RunHeld
 from tuner_service.jobs import Effort, partial_result, submit
@@ -69,6 +72,9 @@ def test_a_run_on_an_emulated_gpu(store, settings, device, name):
     assert (best["fraction_of_peak"], best["ratio_to_reference"]) == (None, None)
     assert done.result["default"]["config"] == dict(question.definition.default_config(kind))
     assert partial_result(store, done)["best"] == best
+    console = Console(width=80, file=io.StringIO())
+    print_result(console, done, {"OK": 2}, "here")
+    assert "times are the emulator's and say nothing of the device\n" in console.file.getvalue()
     assert answer(store, question, top_k=1)[0].source == "measured"
     assert [r.config for r in answer(store, real, top_k=3)] == [r.config for r in before]
     assert {r.source for r in answer(store, real, top_k=3)} == {"analytic"}
@@ -94,7 +100,7 @@ def test_what_a_machine_without_gpus_offers():
     assert offered("cpu")[0].kind == "cpu"
     assert all(h.is_emulated for h in other_devices())
     for name in ("cuda", "h200", "rocm", "mi300x"):
-        with pytest.raises(DeviceMissing, match="WK708"):
+        with pytest.raises(DeviceMissing, match=r"WK708.*\n.*nvidia-smi.*torch for ROCm"):
             offered(name)
     with pytest.raises(InvalidRequest, match=r"SV901.*expected cpu, cuda, rocm or a GPU's name"):
         offered("avx512")

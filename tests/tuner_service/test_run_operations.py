@@ -6,6 +6,7 @@ import sqlite3
 import threading
 import time
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 from fastapi.testclient import TestClient
@@ -18,7 +19,7 @@ from tests.tuner_service.test_cli import cli  # noqa: F401  a fixture
 from tilecore import kernels
 from tuner_service import wiring
 from tuner_service.app import create_app
-from tuner_service.console import print_nodes
+from tuner_service.console import print_group, print_nodes, print_runs
 from tuner_service.coordinator import Coordinator
 from tuner_service.jobs import Effort, submit
 from tuner_service.questions import understand
@@ -236,6 +237,27 @@ def test_a_file_of_workloads_is_tuned_as_a_group(cli, store, tmp_path, leader, n
     status, out, _ = cli("run", "show", runs[0].group)
     assert status == 0
     assert out.count("SUCCEEDED") == 2
+
+
+def test_tables_of_runs_are_whole_in_80_columns(store):
+    """Once ids and workloads were folded to 7 columns, and a cancelled run was only RUNNING."""
+    question = understand(store, "gemm", {"m": 1024, "n": 1024, "k": 1024})
+    run, _ = submit(store, question, Effort(max_trials=3, time_limit_s=60))
+    result = {
+        "best": {"latency_us": 12345.6, "gflops": 7654.3, "ratio_to_reference": 1.25},
+        "gain_over_default": 10.5,
+    }
+    asked = replace(run, state="RUNNING", cancel_requested=True)
+    console = Console(width=80, file=io.StringIO())
+    print_group(console, [(asked, {"OK": 3}, result)])
+    print_runs(console, [(asked, {"OK": 3}), (replace(asked, cancel_requested=False), {})])
+    shown = console.file.getvalue()
+    assert shown.count(run.public_id) == 3
+    assert shown.count("gemm 1024x1024x1024 float32") == 3
+    assert all(text in shown for text in ("12,345.6", "7,654.3", "10.50x", "1.25x"))
+    assert shown.count("cancelling") == 2
+    print_runs(console, [(replace(asked, cancel_requested=False, pause_requested=True), {})])
+    assert "pausing" in console.file.getvalue()
 
 
 def test_a_command_waits_for_whoever_else_writes(cli, store, settings):  # noqa: F811
