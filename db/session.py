@@ -61,7 +61,9 @@ class Database:
             self._url = make_url(url)
         except sa_exc.ArgumentError as error:
             raise DatabaseUnreachable(
-                url=url, reason="not a database URL", hint="write sqlite:////path/to/file.db"
+                url=url,
+                reason="not a database URL",
+                hint="write sqlite:////path/to/file.db or postgresql+psycopg://USER@HOST/NAME",
             ) from error
         self.busy_timeout_s = busy_timeout_s
         self._remembered: dict[tuple[str, Natural], int] = {}
@@ -203,7 +205,9 @@ class Database:
             hint = "free some disk space; if there is enough, see the kernel's log"
             return DatabaseError(url=self.shown_url, reason=text, hint=hint)
         if isinstance(error, (sa_exc.OperationalError, sa_exc.InterfaceError)):
-            return DatabaseUnreachable(url=self.shown_url, reason=text.splitlines()[0])
+            is_file = self._url.get_backend_name() == "sqlite"
+            hint = "" if is_file else "see whether its server runs and lets this machine in"
+            return DatabaseUnreachable(url=self.shown_url, reason=text.splitlines()[0], hint=hint)
         return None
 
     def _patience(self) -> dict[str, int]:

@@ -191,7 +191,7 @@ class TooLargeToEmulate(ServiceError):
     """The emulator would work on the problem for minutes per candidate."""
 
     code, title, status = "SV930", "too-large-to-emulate", 422
-    template = "expected at most {limit:.0e} FLOP to emulate {hardware}, found {found:.1e}"
+    template = "expected at most {limit:.0e} FLOP on the {hardware}, found {found:.1e}"
     default_hint = "take a smaller problem: what the emulator finds does not depend on the size"
 
 

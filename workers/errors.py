@@ -58,7 +58,10 @@ class DeviceMissing(WorkerError):
 
     code, title = "WK708", "device-missing"
     template = "expected {expected} on this machine, found {found}"
-    default_hint = "see what `nvidia-smi` lists; `tilecore worker --offer` names the device"
+    default_hint = (
+        "NVIDIA's GPUs are those that `nvidia-smi` lists, AMD's those that torch for ROCm finds;"
+        " `tilecore worker --offer` names the device"
+    )
 
 
 class InvalidPack(WorkerError):

@@ -217,8 +217,17 @@ def test_an_unusable_folder_is_refused(tmp_path):
 
 
 def test_a_url_that_is_none_is_refused():
-    with pytest.raises(DatabaseUnreachable, match="not a database URL"):
+    with pytest.raises(DatabaseUnreachable, match="not a database URL") as caught:
         Database("nonsense")
+    assert "sqlite:////path/to/file.db or postgresql+psycopg://" in str(caught.value)
+
+
+def test_whoever_cannot_reach_a_server_is_not_told_of_folders():
+    database = Database("postgresql+psycopg://me@127.0.0.1:1/x")
+    with pytest.raises(DatabaseUnreachable) as caught, database.errors():
+        database.engine.connect()
+    assert "see whether its server runs" in str(caught.value)
+    assert "folder" not in str(caught.value)
 
 
 def test_a_locked_database_is_named(store, database_path):
