@@ -13,7 +13,10 @@ from typing import Any, Protocol
 
 from tilecore.errors import ArtifactError, LaunchFailed, ToolchainMissing
 
-HINT = "pip install cuda-bindings (torch for CUDA brings it), on a machine with NVIDIA's driver"
+HINT = (
+    "pip install cuda-bindings (torch for CUDA brings it), on a machine with NVIDIA's driver;"
+    " without one `kernel.emulated()` takes CPU tensors"
+)
 # CUtensorMap of CUDA 13's cuda.h; the driver asks for a multiple of 64 bytes.
 MAP_BYTES, MAP_ALIGNMENT = 128, 128
 MAP_AXES = 5

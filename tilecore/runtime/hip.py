@@ -20,7 +20,10 @@ from tilecore.errors import ArtifactError, LaunchFailed, ToolchainMissing
 from tilecore.runtime.driver import MapShape, TorchDevices
 
 LIBRARY = "libamdhip64.so"
-HINT = 'install torch for ROCm on a machine with an AMD GPU, or compile for target="llvm"'
+HINT = (
+    'install torch for ROCm on a machine with an AMD GPU, or compile for target="llvm";'
+    " without a device `kernel.emulated()` takes CPU tensors"
+)
 MOST_THREADS = 1 << 32  # along an axis of a grid (hipModuleLaunchKernel)
 MAPS = Path("/proc/self/maps")
 
