@@ -67,6 +67,7 @@ class Coordinator:
         self._offered: list[HardwareProfile] = []
         self._matched_at = 0.0
         self._is_unsure = False  # whether the database may hold other than we think
+        self._away = ""  # why the workers are away, as told last
 
     def stop(self) -> None:
         """Ask the coordinator to end soon; what is under way goes back to the queue."""
@@ -100,9 +101,12 @@ class Coordinator:
         try:
             self._workplace.open()
         except WorkerError as error:
-            log.warning("workers away", why=error.message)
+            if error.message != self._away:  # once, not every second for as long as it lasts
+                log.warning("workers away", why=error.message, hint=error.hint)
+            self._away = error.message
             self._stop.wait(AWAY_S)
             return False
+        self._away = ""
         return True
 
     def _lead(self) -> int | None:

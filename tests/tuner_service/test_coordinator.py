@@ -5,7 +5,9 @@ import time
 from dataclasses import replace
 
 import pytest
+import structlog
 from sqlalchemy import text
+from structlog.testing import LogCapture
 
 from db.errors import LeadershipLost, SchemaTooNew
 from db.session import Database
@@ -17,6 +19,7 @@ from tuner_service.process import is_process_gone, process_name
 from tuner_service.run_driver import Limits
 from tuner_service.station import Station
 from tuner_service.workplaces import HostWorkplace
+from workers.errors import ClusterUnavailable
 
 LIMITS = Limits(retry_base_s=0.01, poll_s=0.01, max_attempts=3)
 
@@ -46,6 +49,33 @@ def test_a_run_ends_with_a_result_and_one_measurement_per_trial(store, queue_run
     assert measurer.largest_confirm == sum(t.protocol is Protocol.CONFIRM for t in trials)
     assert measurer.is_closed
     assert not store.leader.current().is_alive
+
+
+def test_workers_that_are_away_are_told_of_once(store, queue_run):
+    class Late(HostWorkplace):
+        failures = 2
+
+        def open(self):
+            self.failures -= 1
+            if self.failures >= 0:
+                raise ClusterUnavailable(address="head:6379", reason="Connection refused")
+
+    run, capture = queue_run(), LogCapture()
+    workplace = Late(HARDWARE, lambda _: TableMeasurer())
+    before = structlog.get_config()
+    structlog.configure(
+        processors=[capture], wrapper_class=structlog.make_filtering_bound_logger(0)
+    )
+    try:
+        Coordinator(
+            store, workplace=workplace, toolchain=TOOLCHAIN, limits=LIMITS, until_idle=True
+        ).run()
+    finally:
+        structlog.configure(**before)
+    assert store.runs.get(run.public_id).state == "SUCCEEDED"
+    (away,) = [line for line in capture.entries if line["event"] == "workers away"]
+    assert "head:6379" in away["why"]
+    assert "ray start" in away["hint"]
 
 
 def test_no_more_runs_share_a_device_than_allowed(store, queue_run):
