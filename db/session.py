@@ -32,6 +32,7 @@ from db.errors import (
     NotADatabase,
     SchemaChanged,
 )
+from db.file_url import file_url
 from db.identities import FRESH, REMEMBERED, Natural
 from db.prepared import Prepared
 from db.storable import storable_json, storable_parameters, stored_json
@@ -76,6 +77,8 @@ class Database:
     @property
     def shown_url(self) -> str:
         """The URL without a password."""
+        if self.path is not None and not self._url.query:
+            return file_url(self.path)  # readable, where SQLAlchemy encodes all but ASCII
         return self._url.render_as_string(hide_password=True)
 
     @property

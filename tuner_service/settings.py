@@ -11,6 +11,7 @@ from urllib.parse import quote
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from db.file_url import file_url
 from db.records import MAX_TIME_S, MAX_TRIALS
 from tuner_service.errors import InvalidSettings
 
@@ -103,7 +104,7 @@ class Settings(BaseSettings):
             InvalidSettings: the password cannot be read, or the URL has no place for it (SV910).
         """
         if self.database_url is None:
-            return f"sqlite:///{self.data_dir.absolute() / 'tilecore.db'}"
+            return file_url(self.data_dir.absolute() / "tilecore.db")
         if self.database_password_file is None:
             return self.database_url
         scheme, _, rest = self.database_url.partition("://")

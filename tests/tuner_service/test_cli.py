@@ -348,6 +348,20 @@ def test_api_keys(cli, store):
     assert cli("keys", "create", "x", "--role", "root")[0] == 2
 
 
+@pytest.mark.parametrize(
+    "name", ["\uff44\uff41\uff54\uff41 \u6570", "50%41", "who?", "a#b", "plain"]
+)
+def test_the_database_is_in_the_folder_that_is_named(tmp_path, name):
+    """Once "50%41" was decoded and "who?" ended at its question mark."""
+    settings = load_settings(data_dir=tmp_path / name)
+    database = open_database(settings.url)
+    assert database.path == tmp_path / name / "tilecore.db"
+    assert database.path.exists()
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+    assert database.shown_url == settings.url
+    assert name in settings.url or name in ("50%41", "who?")
+
+
 def test_a_password_comes_from_a_file(tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("p@ss/wörd:\n", encoding="utf-8")
