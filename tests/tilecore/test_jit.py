@@ -84,6 +84,11 @@ def test_keywords_that_an_eager_function_does_not_know() -> None:
     assert matmul_relu(a, b, M=64, micro_m=4).shape == (64, 32)
 
 
+def test_what_is_no_tensor_is_named() -> None:
+    with pytest.raises(ScopeError, match=r"`A` is .*found list\n(.*\n)+.*give the call a tensor"):
+        matmul_relu([1.0], torch.zeros(48, 32))
+
+
 def test_eager_dtype_of_a_call_is_checked() -> None:
     with pytest.raises(ArgumentError, match="float32"):
         matmul_relu(torch.zeros(64, 48, dtype=torch.float16), torch.zeros(48, 32))

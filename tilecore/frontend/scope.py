@@ -174,9 +174,11 @@ class Scope:
         if isinstance(value, ParamSlot) and self.declared is not None:
             return self.bind_new(name, self.declared(value, annotation))
         if isinstance(annotation, TensorSpec) and not isinstance(value, Buffer):
+            found = "" if value is None else f", found {type(value).__name__}"
             raise ScopeError(
-                message=f"`{name}` is annotated as a tensor but is no tensor parameter",
-                hint="annotate parameters; T.empty makes outputs, T.alloc_* makes tiles",
+                message=f"`{name}` is annotated as a tensor but is no tensor parameter{found}",
+                hint="give the call a tensor of torch or NumPy for it; of the function, annotate"
+                " parameters: T.empty makes outputs, T.alloc_* makes tiles",
             )
         return value
 
