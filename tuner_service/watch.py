@@ -125,7 +125,7 @@ def follow(
             return
         if state in HELD and not events:
             hint = RunHeld.default_hint if state == "PAUSED" else WHO_OFFERS
-            raise RunHeld(run=run.public_id, state=state, why=_why(run, state), hint=hint)
+            raise RunHeld(run=run.public_id, state=state, why=why_held(run, state), hint=hint)
         if not events:
             if coordinator is not None:
                 coordinator.ensure(store)
@@ -150,11 +150,15 @@ def follow_all(
         time.sleep(POLL_S)
 
 
-def _why(run: RunRecord, state: str) -> str:
+def why_held(run: RunRecord, state: str) -> str:
+    """Return what a held run waits for, and how somebody offers it; nothing where it is paused."""
     if state != "WAITING_FOR_HARDWARE":
         return ""
-    offer = resource_name(run.hardware)
+    hardware = run.hardware
+    kind = f'"{hardware.name}"' if hardware.is_emulated else hardware.kind
+    option = "" if kind == "cpu" else f" --offer {kind}"
     return (
-        f": no machine offers {run.hardware.name} ({offer}); it goes on by itself when one does "
-        f"(`tilecore worker --address HOST:PORT --offer cuda` there) and a coordinator runs"
+        f": no machine offers {hardware.name} ({resource_name(hardware)}); it goes on by itself "
+        f"when one does (`tilecore worker --address HOST:PORT{option}` there) and a "
+        "coordinator runs"
     )

@@ -9,6 +9,7 @@ from importlib.metadata import version
 import pytest
 from rich.console import Console
 
+from recommender.hardware import load_profile
 from recommender.measurement import MeasureStatus, Protocol
 from tests.tuner_service.table_measurer import HARDWARE, TableMeasurer
 from tilecore.codegen.nvrtc import load_nvrtc
@@ -19,7 +20,7 @@ from tuner_service.jobs import Effort, partial_result, submit
 from tuner_service.offering import offered
 from tuner_service.questions import answer, understand
 from tuner_service.run_driver import Limits
-from tuner_service.watch import follow
+from tuner_service.watch import follow, why_held
 from tuner_service.wiring import host_toolchain, other_devices
 from tuner_service.workplaces import HostWorkplace
 from workers.devices import gpu_devices
@@ -78,6 +79,24 @@ def test_a_run_on_an_emulated_gpu(store, settings, device, name):
     assert answer(store, question, top_k=1)[0].source == "measured"
     assert [r.config for r in answer(store, real, top_k=3)] == [r.config for r in before]
     assert {r.source for r in answer(store, real, top_k=3)} == {"analytic"}
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("host", "worker --address HOST:PORT`"),  # once told to offer cuda, too
+        ("mi300x", "HOST:PORT --offer rocm`"),
+        ("emulated h200", 'HOST:PORT --offer "emulated NVIDIA H200"`'),
+    ],
+)
+def test_who_waits_for_hardware_is_told_how_it_is_offered(store, name, command):
+    question = understand(store, "gemm", PROBLEM, hardware=name)
+    run, _ = submit(store, question, Effort(max_trials=2, time_limit_s=60, waits=True))
+    assert command in why_held(run, "WAITING_FOR_HARDWARE")
+    assert why_held(run, "PAUSED") == ""
+    if name != "host":
+        offer = command.partition("--offer ")[2].strip('`"')
+        assert offer == "rocm" or load_profile(offer).key == question.hardware.key
 
 
 def test_a_run_waits_for_a_gpu_only_if_it_is_asked_to(store):
