@@ -139,7 +139,7 @@ def split(func: Any, device: Any, entry: str = ENTRY) -> tuple[Any, tuple[Kernel
     with device:
         module = tvm.IRModule({entry: func.with_attr("global_symbol", entry)})
         module = tvm.ir.transform.Sequential(first)(module)
-        if not _wraps_around(module[entry]):
+        if not _wraps_around(module[entry]) or _has_axes(module[entry]):
             rest.insert(0, passes.FlattenBuffer())
         module = tvm.ir.transform.Sequential(rest)(module)
         kernels = {
@@ -155,8 +155,8 @@ def split(func: Any, device: Any, entry: str = ENTRY) -> tuple[Any, tuple[Kernel
 def _wraps_around(func: Any) -> bool:
     """Return whether indices begin anew behind an offset: ``(i + 1) % n``.
 
-    FlattenBuffer, which buffers of one axis can do without, writes a sum of two such as one with
-    the offset of the first alone (TVM 0.27's simplification of iterators).
+    FlattenBuffer writes a sum of two such as one with the offset of the first alone (TVM 0.27's
+    simplification of iterators). Buffers of one axis, which our lowering makes, need none.
     """
     found: list[Any] = []
 
@@ -171,6 +171,14 @@ def _wraps_around(func: Any) -> bool:
 
     tvm_ffi.structural_walk(func, (tir.FloorMod, visit))
     return bool(found)
+
+
+def _has_axes(func: Any) -> bool:
+    """Return whether some buffer is read or written by more than one index."""
+    found: list[int] = []
+    kinds = (tvm.ir.TensorLoad, tir.BufferStore)
+    tvm_ffi.structural_walk(func, (kinds, lambda node: found.append(len(node.indices))))
+    return max(found, default=1) > 1
 
 
 def choose(text: str, *, emulated: bool) -> str:
