@@ -18,7 +18,13 @@ from tilecore.frontend.eager import (
     is_eager,
     trace_eager,
 )
-from tilecore.frontend.signature import PointerSpec, TensorSpec, is_tensor, solve_constants
+from tilecore.frontend.signature import (
+    PointerSpec,
+    TensorSpec,
+    bound_call,
+    is_tensor,
+    solve_constants,
+)
 from tilecore.frontend.trace import resolve_annotations
 from tilecore.ir.dtype import DType
 from tilecore.ir.nodes import PrimFunc
@@ -316,8 +322,7 @@ class JITImpl:
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """Return (static arguments, tensors, keywords that are not parameters) by name."""
         own = {k: v for k, v in kwargs.items() if k in self.signature.parameters}
-        bound = self.signature.bind_partial(*args, **own)
-        bound.apply_defaults()
+        bound = bound_call(self.function, self.signature.bind_partial, args, own)
         values = bound.arguments.items()
         tensors = {k: v for k, v in values if is_tensor(v) or k in self._numbers}
         static = {k: v for k, v in values if k not in tensors}

@@ -497,7 +497,7 @@ def test_arguments_that_cannot_be_computed_with():
         function(np.zeros((3, 4)))
     with pytest.raises(TileError, match="keys of a dict"):
         function(torch.zeros(3, 4), rest=set())
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeMismatch, match=r"\(x, rest\), found nothing"):
         function()
 
 

@@ -74,6 +74,13 @@ def test_eager_tensors_that_disagree() -> None:
         matmul_relu.compile(M=64, N=32)
 
 
+def test_too_many_arguments() -> None:
+    """Python's own words said neither whose arguments they were nor what it takes."""
+    a = torch.zeros(64, 48)
+    with pytest.raises(TypeMismatch, match=r"arguments of matmul_relu \(A, B, .*#9\n.*too many"):
+        matmul_relu(*[a] * 9)
+
+
 def test_keywords_that_an_eager_function_does_not_know() -> None:
     """Once ignored: `compile(..., target="h100")` made a kernel for the CPU."""
     a, b = torch.zeros(64, 48), torch.zeros(48, 32)

@@ -25,6 +25,7 @@ from tilecore.computing.places import GPU_ALIGNMENT_BYTES, Place, Places, wanted
 from tilecore.computing.tensor import Traced, input_of
 from tilecore.computing.text import Program
 from tilecore.errors import TypeMismatch
+from tilecore.frontend.signature import bound_call
 from tilecore.gpu_target import GpuTarget
 from tilecore.jit import JITImpl
 from tilecore.jit_calls import likeness
@@ -214,9 +215,7 @@ class Computation:
 
     def bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
         """Return the arguments of a call by the function's parameters, defaults among them."""
-        bound = self._signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return bound
+        return bound_call(self.function, self._signature.bind, args, kwargs)
 
     def run(self, bound: inspect.BoundArguments) -> Any:
         """Compute with the arguments of a call, without a gradient."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -201,3 +202,30 @@ def _measures(tensor: Any, dtype: DType) -> tuple[tuple[int, ...], tuple[int, ..
         return shape, steps
     rows = tuple(s * 2 for s in steps[:-1])  # a byte of the tensor is two elements
     return (*shape[:-1], *(n * 2 for n in shape[-1:])), (*rows, *steps[-1:])
+
+
+def bound_call(
+    function: Any, bind: Callable[..., inspect.BoundArguments], args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> inspect.BoundArguments:  # fmt: skip
+    """Return the arguments of a call of ``function`` by its parameters, defaults among them.
+
+    Args:
+        function: whose name and parameters an error tells.
+        bind: ``bind`` or ``bind_partial`` of its signature.
+        args: by position.
+        kwargs: by name.
+
+    Raises:
+        TypeMismatch: too many or too few of them, or names that are no parameters (TC202).
+    """
+    try:
+        bound = bind(*args, **kwargs)
+    except TypeError as error:
+        names = ", ".join(inspect.signature(function).parameters)
+        given = ", ".join([*(f"#{i + 1}" for i in range(len(args))), *kwargs]) or "nothing"
+        raise TypeMismatch(
+            expected=f"arguments of {function.__name__} ({names})", found=given, hint=str(error)
+        ) from None
+    bound.apply_defaults()
+    return bound
