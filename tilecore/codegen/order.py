@@ -30,6 +30,7 @@ from tilecore.errors import SourceSpan, UnsupportedOnTarget
 from tilecore.ordering import effects as do
 from tilecore.ordering.instructions import act_of
 from tilecore.ordering.operands import Operand, Pointer
+from tilecore.ordering.products import WARPGROUP
 from tilecore.ordering.program import (
     Act,
     Env,
@@ -89,17 +90,19 @@ class KernelReader(Expressions):
         clusters = [extents.get(f"clusterCtaIdx.{a}", (1, None))[0] for a in "xyz"]
         threads, blocks = math.prod(c for c, _ in counts), math.prod(clusters)
         self.threads, self.blocks = threads, blocks
-        number = np.arange(threads * blocks)
-        self._digits(number % threads, counts)
-        self.thread, self.rank = number % threads, number // threads
+        step = threads if blocks == 1 else -(-threads // WARPGROUP) * WARPGROUP
+        number = np.arange(step * blocks)
+        self._digits(number % step, counts)
+        self.thread, self.rank = number % step, number // step
         self._blocks(extents, clusters)
         self._survey(nest)
         body = Seq((*(self.statement(s) for s in before), self.statement(nest)))
         granule = min(self.widths, default=16)
         both = {s for s, ways in self.global_ways.items() if len(ways) > 1}
         return OrderProgram(
-            body=body, sites=tuple(self.sites), threads=threads, blocks=blocks, setup=self.setup,
-            slots=self.slots, shared_bytes=-(-self.shared_bytes // ALIGNMENT) * ALIGNMENT,
+            body=body, sites=tuple(self.sites), threads=threads, step=step, blocks=blocks,
+            setup=self.setup, slots=self.slots,
+            shared_bytes=-(-self.shared_bytes // ALIGNMENT) * ALIGNMENT,
             granule=granule, period=self._period(), globals={s: self.global_sizes[s] for s in both},
             unread=tuple(self.sites[n] for n in self.unread),
             is_open=bool(self.open) or self.has_assumed,

@@ -7,7 +7,7 @@ Threads that met know the same: they share one ``Knowledge``, beside what each k
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from tilecore.ordering.program import Array
 
 WARP = 32
 UNITS = 512  # asynchronous units beside cp.async
+NEVER = np.iinfo(np.int64).max  # a time that is not reached
 
 
 class Knowledge:
@@ -53,14 +54,20 @@ def different(numbers: Array) -> Array:
 
 
 class Clocks:
-    """The clocks of all threads."""
+    """The clocks of all threads.
 
-    def __init__(self, threads: int) -> None:
+    Args:
+        threads: how many numbers of threads there are.
+        missing: those of them that no thread has.
+    """
+
+    def __init__(self, threads: int, missing: Sequence[int] | Array = ()) -> None:
         self.threads = threads
         self.now = 1
         size = 2 * threads + UNITS
         self.of_tensor = np.zeros(size, bool)
         self.nothing: Array = np.zeros(size, np.int64)
+        self.nothing[np.asarray(missing, int)] = NEVER  # what these do is known to all
         self.bases = [Knowledge(self.nothing, self.nothing, self.nothing, self.nothing)]
         self.base = np.zeros(threads, np.int64)  # of each thread, by number
         # Of each thread: the least that it knows of a lane of its warp, and of any thread.
@@ -217,6 +224,6 @@ class Clocks:
         """Return the least known time of the lanes of each warp."""
         known = mine.seen[: self.threads]
         if self.threads % WARP:
-            known = np.append(known, np.full(-self.threads % WARP, np.iinfo(np.int64).max))
+            known = np.append(known, np.full(-self.threads % WARP, NEVER))
         least: Array = known.reshape(-1, WARP).min(1)
         return least

@@ -77,7 +77,7 @@ def cluster_arrive(site: int) -> Run:
     """Half of the barrier of a cluster."""
 
     def run(machine: Machine, env: Env) -> None:
-        over = _meet(machine, env, CLUSTER, len(machine.block_of), site, False)
+        over = _meet(machine, env, CLUSTER, int(machine.exists.sum()), site, False)
         for thread in env[0].ids.tolist():
             machine.arrived_at_cluster[thread] = over
 

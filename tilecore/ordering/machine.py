@@ -93,9 +93,11 @@ class Machine:
     ) -> None:
         self.program, self.code, self.unrolling = program, code, unrolling
         self.guess, self.has_chosen, self.has_open_loops = guess, False, False
-        count = program.threads * program.blocks
-        self.clocks, self.faults = Clocks(count), Faults(program.sites)
-        self.block_of = np.arange(count) // program.threads
+        count = program.step * program.blocks
+        self.exists = np.arange(count) % program.step < program.threads
+        missing = np.flatnonzero(~self.exists)
+        self.clocks, self.faults = Clocks(count, missing), Faults(program.sites)
+        self.block_of = np.arange(count) // program.step
         self.origin = self.block_of * program.shared_bytes
         size = max(1, program.shared_bytes * program.blocks // program.granule)
         self.shared = Shadow(self.clocks, self.faults, size, program.granule, "shared memory")
@@ -142,7 +144,7 @@ class Machine:
         env = self._env([None] * self.code.slots)
         for slot, value in self.program.setup.items():
             env[slot] = value
-        env[0] = Lanes(np.ones(len(self.block_of), bool))
+        env[0] = Lanes(self.exists)
         self.runnable.append(Group(0, env))
         while self.runnable or self.parked:
             ready = [g for g in self.runnable if g.waits is None or g.waits()]

@@ -232,7 +232,7 @@ def tensor_move(
             where = (
                 int(given[ids[ids // 32 == warp][0]]) if isinstance(given, np.ndarray) else given
             )
-            quarter = warp % (machine.program.threads // 32) % QUARTERS
+            quarter = warp % QUARTERS
             block = int(machine.block_of[thread])
             at = _cells(block, int(where), columns, np.array([quarter]))
             (memory.write_by if stores else memory.read_by)(agent, thread, at, site)

@@ -142,6 +142,8 @@ class OrderProgram:
         body: what each thread runs.
         sites: by number.
         threads: of a block.
+        step: from the number of a thread to that of the same one in the next block: whole
+            warpgroups, if there are several.
         blocks: that run together: those of a cluster.
         setup: the first values of variables, by slot.
         slots: of variables.
@@ -156,6 +158,7 @@ class OrderProgram:
     body: Node
     sites: tuple[Site, ...]
     threads: int
+    step: int
     blocks: int
     setup: Mapping[int, Value]
     slots: int

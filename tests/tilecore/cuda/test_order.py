@@ -281,6 +281,34 @@ def test_a_fault_of_a_program_is_an_error_with_its_place(change, message):
     assert caught.value.span.file == __file__
 
 
+def test_blocks_of_a_cluster_may_have_a_part_of_a_warpgroup():
+    """Found by a random program: products of the second block were those of other threads."""
+    M, N, K = 64, 32, 64
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((M, K), "float16"),
+        B: T.Tensor((2 * N, K), "float16"),
+        C: T.Tensor((M, 2 * N), "float32"),
+    ):
+        with T.ClusterKernel(2, threads=160, cluster_dims=2) as bx:
+            A_s = T.alloc_shared((M, K), "float16")
+            B_s = T.alloc_shared((N, K), "float16")
+            sums = T.alloc_fragment((M, N), "float32")
+            loaded = T.alloc_cluster_barrier([32])
+            tx = T.get_thread_binding()
+            if tx >= 128:
+                T.tma_copy(A, A_s, barrier=loaded, cluster_mask=3)
+                T.tma_copy(B[bx * N, 0], B_s, barrier=loaded)
+                T.mbarrier_arrive(loaded)
+            else:
+                T.mbarrier_wait_parity(loaded, 0)
+                T.gemm(A_s, B_s, sums, transpose_B=True, clear_accum=True)
+                T.copy(sums, C[0, bx * N])
+
+    assert lowered(main, "h100")
+
+
 def test_the_proof_is_an_option_of_a_compilation():
     lowered(ring(), "sm_80", {"check_order": True})
     lowered(ring(waits=False), "sm_80", is_ordered=False)
