@@ -384,16 +384,18 @@ class Expressions:
 
 
 def _assumed(index: Expression, itemsize: int) -> Expression:
-    """Return what an element of a tensor is taken for that all threads read alike.
+    """Return what an element of a tensor is taken for that all threads of a block read alike.
 
-    Lengths, offsets and flags: they grow with the index, and none is 0.
+    Lengths, offsets and flags: they grow with the index, and none is 0. From block to block of a
+    cluster it is by little.
     """
 
     def run(env: Env) -> Value:
         at = index(env)
-        if at is None or isinstance(at, np.ndarray):
+        if at is None or (isinstance(at, np.ndarray) and not env.machine.is_alike_in_blocks(at)):
             return None
-        return 1 if itemsize == 1 else ASSUMED[0] + ASSUMED[1] * int(at)
+        first = int(np.min(at))
+        return 1 if itemsize == 1 else ASSUMED[0] + ASSUMED[1] * first + (at - first)
 
     return run
 

@@ -130,6 +130,11 @@ class Machine:
             self.tensors[slot] = Shadow(self.clocks, self.faults, size, 1, "a tensor")
         return self.tensors[slot]
 
+    def is_alike_in_blocks(self, value: Array) -> bool:
+        """Return whether a value is the same in all threads of each of several blocks."""
+        of_blocks = value.reshape(self.program.blocks, -1)
+        return self.program.blocks > 1 and bool((of_blocks == of_blocks[:, :1]).all())
+
     def tensor_memory(self) -> Shadow:
         """Return the shadow of tensor memory: of each block, by column and quarter of lanes."""
         if self.tensor is None:
@@ -230,8 +235,9 @@ class Machine:
     def _following(self, turn: int, trips: Value) -> int:
         """Return the turn of a loop after another one; the middle of long loops is left out."""
         turn += 1
-        if isinstance(trips, (int, np.integer)) and turn == self.unrolling.first:
-            turn += self._left_out(int(trips))
+        if trips is not None and turn == self.unrolling.first:
+            some = trips[self.exists] if isinstance(trips, np.ndarray) else trips
+            turn += self._left_out(int(np.min(some)))
         return turn
 
     def _left_out(self, trips: int) -> int:

@@ -309,6 +309,28 @@ def test_blocks_of_a_cluster_may_have_a_part_of_a_warpgroup():
     assert lowered(main, "h100")
 
 
+@pytest.mark.parametrize("target", ["h100", "b200"])
+def test_blocks_of_a_cluster_may_have_lengths_of_their_own(target):
+    """Found by a random program: copies were taken to run ahead of turns that do not come."""
+
+    @T.prim_func
+    def main(
+        X: T.Tensor((2, 32, 250), "float32"), N: T.Tensor((2,), "int32"),
+        Y: T.Tensor((2, 32, 32), "float32"),
+    ):  # fmt: skip
+        with T.ClusterKernel(2, threads=128, cluster_dims=2) as bx:
+            tile = T.alloc_shared((32, 32), "float32")
+            sums = T.alloc_fragment((32, 32), "float32")
+            T.clear(sums)
+            for k in T.Pipelined(N[bx], num_stages=3):
+                T.copy(X[bx, 0, k * 32], tile)
+                for i, j in T.Parallel(32, 32):
+                    sums[i, j] += tile[31 - i, j]
+            T.copy(sums, Y[bx, 0, 0])
+
+    assert lowered(main, target)
+
+
 def test_the_proof_is_an_option_of_a_compilation():
     lowered(ring(), "sm_80", {"check_order": True})
     lowered(ring(waits=False), "sm_80", is_ordered=False)
