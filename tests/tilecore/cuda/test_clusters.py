@@ -99,6 +99,29 @@ def test_a_tile_is_copied_to_another_block_and_its_barrier_told(shape, part, dty
     np.testing.assert_array_equal(b, a)
 
 
+@pytest.mark.few(1)
+@TARGETS
+def test_one_thread_tells_another_block_of_what_all_have_sent(target):
+    @T.prim_func
+    def main(X: T.Tensor((2, 8, 64), "float32"), Y: T.Tensor((2, 8, 64), "float32")):
+        with T.ClusterKernel(2, threads=64, cluster_dims=2) as bx:
+            mine = T.alloc_shared((8, 64), "float32")
+            other = T.alloc_shared((8, 64), "float32")
+            arrived = T.alloc_cluster_barrier([1])
+            tx = T.get_thread_binding()
+            T.copy(X[bx, :, :], mine)
+            T.copy_cluster(mine, other, dst_block=1 - bx)
+            if tx == 5:
+                T.mbarrier_arrive(arrived, 1 - bx)
+            T.mbarrier_wait_parity(arrived, 0)
+            T.copy(other, Y[bx, :, :])
+
+    x = random(np.random.default_rng(12), (2, 8, 64), "float32")
+    y = np.zeros_like(x)
+    run_emulated(main, target, [x, y], ALL_SCHEDULES)
+    np.testing.assert_array_equal(y, x[::-1])
+
+
 def multicast(M, N, block, mask):
     BM, BN = block
 

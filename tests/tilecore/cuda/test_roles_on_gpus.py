@@ -344,3 +344,45 @@ def test_no_barrier_stands_between_roles_that_wait_for_each_other(target):
     y = np.zeros((2, 64), np.float32)
     run_emulated(main, target, [x, y], ALL_SCHEDULES)
     np.testing.assert_array_equal(y, [x[::-1], x[::-1] + 1])
+
+
+@pytest.mark.parametrize("target", ["sm_80", "h100"])
+@pytest.mark.parametrize(("how", "width"), [("copy", 32), ("box", 32), ("box", 33), ("nest", 32)])
+def test_one_thread_tells_a_barrier_for_its_role(target, how, width):
+    """Found by a random program: other threads had not yet written the tile, or still read it."""
+    rows, columns = 16, 32
+
+    @T.prim_func
+    def main(X: T.Tensor((3, rows, width), "float32"), Y: T.Tensor((3, rows, columns), "float32")):
+        with T.Kernel(1, threads=256):
+            tx = T.get_thread_binding()
+            tile = T.alloc_shared((rows, columns), "float32")
+            full = T.alloc_barrier([1])
+            free = T.alloc_barrier([1])
+            if tx < 128:
+                for k in T.serial(3):
+                    T.mbarrier_wait_parity(free, k % 2 ^ 1)
+                    if how == "copy":
+                        T.copy(X[k, 0, 0], tile)
+                    elif how == "box":
+                        T.tma_copy(X[k, 0, 0], tile, barrier=full)
+                    else:
+                        for i, j in T.Parallel(rows, columns):
+                            tile[i, j] = X[k, i, j]
+                    if tx == 0:
+                        T.mbarrier_arrive(full)
+            else:
+                for k in T.serial(3):
+                    T.mbarrier_wait_parity(full, k % 2)
+                    for i, j in T.Parallel(rows, columns):
+                        Y[k, i, j] = tile[rows - 1 - i, j]
+                    if tx == 200:
+                        T.mbarrier_arrive(free)
+
+    x = np.random.default_rng(6).standard_normal((3, rows, width), dtype=np.float32)
+    y = np.zeros((3, rows, columns), np.float32)
+    run_emulated(main, target, [x, y], ALL_SCHEDULES)
+    np.testing.assert_array_equal(y, x[:, ::-1, :columns])
+    text = lowered(main, target)[2].text.rpartition('extern "C"')[2]
+    is_box = (target, how, width) == ("h100", "box", 32)
+    assert text.count("tc_bar_sync(") == (1 if is_box else 2)  # one thread asks for the box

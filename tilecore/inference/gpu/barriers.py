@@ -19,7 +19,7 @@ from tilecore.inference.gpu.plan import Pipeline
 from tilecore.inference.gpu.teams import Team, Teams, side_by_side, waits
 from tilecore.inference.gpu.touches import Touch, Touched
 from tilecore.inference.gpu.turns import write_apart
-from tilecore.inference.gpu.under_way import UnderWay
+from tilecore.inference.gpu.under_way import UnderWay, waited_for
 from tilecore.ir import nodes
 from tilecore.ir.analysis import reads, writes
 from tilecore.ir.bounds import linear
@@ -48,7 +48,8 @@ class Barriers:
             loop; boxes have barriers of their own.
         teams: branches whose threads meet among themselves. In a program with mbarriers these order
             what different teams do.
-        loads: copies that are under way until a barrier of the program ends its phase.
+        loads: copies (to several blocks, too) that are under way until a barrier of the program
+            ends its phase.
         meeting: reductions whose threads meet between their reads and their writes.
         alone: pipelines that one thread runs, with the statements that each of their turns is.
         running: products that run on until threads wait for them; others are over at once.
@@ -66,12 +67,13 @@ class Barriers:
         running: Container[Stmt] = (),
     ) -> None:
         self.launch, self.memory, self.pipelines = launch, memory, pipelines
-        self.teams, self.loads, self.meeting = teams, loads, meeting
+        self.teams, self.meeting = teams, meeting
         self.alone, self.running = alone, running
         self.has_waits = waits(launch.body)
         self.left: list[Touched] = []  # of each loop around: where its turns are left early
         self.under_way = UnderWay()
         self.ahead = {id(c) for p in pipelines.values() for c in p.copies}
+        self.until = dict(waited_for(launch.body, loads))
         self.before: set[Stmt] = set()
         self.ends: set[Stmt] = set()
         self.is_fixed = False  # whether barriers are only checked
@@ -165,7 +167,10 @@ class Barriers:
         own = Touched()
         for stmt in stmts:
             own = own.union(self._of(stmt))
-        if stmts[0] not in self.before and self._conflict(own, touched, self._are_beside):
+        if stmts[0] not in self.before and (
+            self._conflict(own, touched, self._are_beside)
+            or any(self._tells_for_others(s, touched) for s in stmts if id(s) in self.teams.apart)
+        ):
             self._place(self.before, stmts[0])
 
     def _apart(self, stmt: Stmt, touched: Touched) -> Touched:
@@ -175,6 +180,7 @@ class Barriers:
             stmt in self.before
             or self._conflict(own, touched, self._are_apart)
             or self._conflict(self._outside_roles(stmt), touched, lambda one, other: True)
+            or self._tells_for_others(stmt, touched)
         ):
             self._place(self.before, stmt)
             touched = Touched()
@@ -222,6 +228,27 @@ class Barriers:
                 yield body
             else:
                 yield from self._roles(body)
+
+    def _tells_for_others(self, branch: Stmt, touched: Touched) -> bool:
+        """Return whether a branch tells a barrier of what threads outside of it have touched.
+
+        Who waits for it takes that for done. In the block itself a barrier of all threads stands
+        before who waits, unless both are roles.
+        """
+        inside = {id(s) for body in self._roles(branch) for s in walk(body)}
+        for stmt in walk(branch):
+            if not isinstance(stmt, nodes.Arrive) or stmt.after_products:
+                continue
+            team = self.teams.team_around(branch)
+            is_heard = team != self.teams.whole and id(stmt) not in inside
+            if (is_heard or stmt.buffer.of_cluster) and any(
+                t.team == team
+                and t.until is None
+                and (t.is_tile or t.buffer.root.scope != "global")
+                for t in touched.read | touched.written
+            ):
+                return True
+        return False
 
     def _outside_roles(self, stmt: Stmt) -> Touched:
         """Return what a branch touches where no role of it does: no barrier can stand inside."""
@@ -400,16 +427,15 @@ class Barriers:
             is_tile = isinstance(node, TILE_STATEMENTS) or isinstance(stmt, TILE_STATEMENTS)
             team = self.teams.team_around(node)
             loaded = self._of_exprs(team, *expressions(node), is_tile=is_tile)
-            read = {Touch(b, is_tile, team) for b in reads(node) if self._matters(b)}
+            until = self.until.get(id(node))
+            read = {Touch(b, is_tile, team, until=until) for b in reads(node) if self._matters(b)}
             seen = {t.buffer for t in loaded.read}
             read = {t for t in read if t.buffer not in seen}
             own: frozenset[tuple[int, Key]] = frozenset()
             if isinstance(node, nodes.Store) and not is_tile:
                 own = self._own(node.indices)
-            until = node.barrier if isinstance(node, nodes.Copy) and node in self.loads else None
-            barrier = None if until is None else until.buffer
             written = {
-                Touch(b, is_tile, team, own, id(stmt), barrier)
+                Touch(b, is_tile, team, own, id(stmt), until)
                 for b in writes(node)
                 if self._matters(b)
             }

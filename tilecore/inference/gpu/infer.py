@@ -92,7 +92,8 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
     meeting = {s for s, n in work.nests.items() if folds_across_warps(n, target.threads_per_warp)}
     barriers, ends = Barriers(
         launch, sharing_memory(memory.places) | tensor.memory, memory.pipelines,
-        teams, memory.loads, meeting, alone=_run_by_one_thread(memory.pipelines, gemms),
+        teams, {*memory.loads, *memory.multicasts}, meeting,
+        alone=_run_by_one_thread(memory.pipelines, gemms),
         running={s for s, product in gemms.items() if product.kind == "wgmma"},
     ).find()  # fmt: skip
     nests = {

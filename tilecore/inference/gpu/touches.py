@@ -14,7 +14,7 @@ class Touch:
     """An access of a buffer: by a tile statement, or by each thread for itself.
 
     ``own``: (axis, index) where no two threads ever have the same index; ``source``: the id of the
-    statement; ``until``: the barriers of the program on which who reads what is written here waits;
+    statement; ``until``: the barriers of the program on which who needs this to be done waits;
     ``is_apart``: whether the same statement has written other elements since.
     """
 

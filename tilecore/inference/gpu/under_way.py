@@ -1,18 +1,19 @@
-"""Products that the program waits for (``T.wgmma_gemm``): those that may be under way.
+"""Products and copies that the program waits for: those that may be under way.
 
-They may read their tiles beyond a barrier. A warpgroup completes them in the order in which they
-were issued; where ways join by which others were issued or waited for, that order is not known.
+Products (``T.wgmma_gemm``) may read their tiles beyond a barrier. A warpgroup completes them in the
+order in which they were issued; where ways join by which others were issued or waited for, that
+order is not known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
 
 from tilecore.inference.gpu.touches import Touched
 from tilecore.ir import nodes
 from tilecore.ir.expr import Load
 from tilecore.ir.nodes import Buffer, Gemm, Stmt
-from tilecore.ir.visitor import buffers_of, expressions, walk_expr
+from tilecore.ir.visitor import buffers_of, expressions, walk, walk_expr
 
 BODIES = (nodes.If, nodes.For, nodes.While)  # what is inside waits by itself
 
@@ -83,3 +84,13 @@ def _is_awaited(gemm: Gemm, stmt: Stmt, used: set[Buffer], written: set[Buffer])
     is_next = isinstance(stmt, Gemm) and stmt.c.buffer is gemm.c.buffer
     needs_sums = gemm.c.buffer in used and not is_next
     return needs_sums or not written.isdisjoint((gemm.a.buffer.root, gemm.b.buffer.root))
+
+
+def waited_for(body: Stmt, loads: Container[Stmt]) -> Iterator[tuple[int, Buffer]]:
+    """Yield the ids of copies that run until threads wait for them, with their barriers."""
+    for stmt in walk(body):
+        if not isinstance(stmt, nodes.Copy | nodes.ClusterCopy) or stmt not in loads:
+            continue
+        copy = stmt.copy if isinstance(stmt, nodes.ClusterCopy) else stmt
+        if stmt.barrier is not None:
+            yield id(copy), stmt.barrier.buffer
