@@ -1,25 +1,35 @@
-"""Our GPU kernels beside torch (cuBLAS, SDPA), Triton and TileLang: A B C D in turns, one run.
+"""Our GPU kernels beside torch (cuBLAS, cuDNN), Triton and TileLang: in turns, one run.
 
-    python benchmarks/gpu_peers.py build FOLDER [--measured FILE.jsonl]    # no GPU
-    python benchmarks/gpu_peers.py warm FOLDER --part I --parts N          # on the GPU, N at once
-    python benchmarks/gpu_peers.py run FOLDER [--out FILE] [--only REGEX]  # on the GPU
+    python benchmarks/gpu_peers.py build FOLDER [--measured FILE]    # no GPU
+    python benchmarks/gpu_peers.py warm FOLDER [--jobs N]            # on the GPU: Triton's compiler
+    python benchmarks/gpu_peers.py run FOLDER [--out FILE] [--only REGEX] [--seconds S]
+    python benchmarks/gpu_peers.py rehearse [--only REGEX]           # no GPU: small, emulated
 
 ``build`` compiles some configs of each of our kernels: the fastest of measurements
-(``tilecore import`` reads such files), else the recommender's. ``run`` checks every participant
+(``tilecore import`` reads such files) and the recommender's. ``run`` checks every participant
 against a reference in float64, takes the fastest of each one's configs by a few calls, and times
-these in turns; before each call a buffer larger than L2 is written. Needs torch, Triton and
-cuda-bindings; TileLang takes part where it is installed.
+these in turns, twice: by events, each call after a write of more than L2 holds, and by replays of
+CUDA graphs of up to 20 calls back to back. It works in a process of its own that is started again
+without a participant which has broken or stopped it. Needs torch, Triton and cuda-bindings;
+TileLang takes part where it is installed.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import math
+import multiprocessing
+import os
+import queue
 import re
+import shutil
 import statistics
 import sys
 import tempfile
+import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,75 +39,652 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import gpu_peers_cases as cases
+import gpu_peers_torch
+
 Call = Callable[[], Any]
-Shape = tuple[str, dict[str, Any]]
-ROUNDS, TRIES, WARM_UP = 40, 8, 3
-COLD_BYTES = 256 << 20
-TOP = 4  # of our configs per workload
+ROUNDS, TRIES, WARM_UP, REPLAYS = 20, 5, 2, 5
+COLD_BYTES, COLD_WRITES = 256 << 20, 2  # two, so that the host is ahead when a call begins
+GRAPH_CALLS, GRAPH_MS = 20, 12.0  # at most so many calls, of about so much time
 TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 2e-2, torch.float32: 1e-3}
+LIMIT_S, ATTEMPTS = 25.0, 4  # of a workload
+SHARED_BYTES = 232_448  # of a block of sm_90
+WARMED = "warm.json"  # what Triton could not compile
 
 
-def shapes() -> Iterator[Shape]:
-    """Yield what is compared."""
-    for m, n, k, dtype in (
-        (4096, 4096, 4096, "float16"), (8192, 8192, 8192, "float16"),
-        (8192, 8192, 8192, "bfloat16"), (2048, 28672, 4096, "bfloat16"),
-        (8192, 4096, 14336, "bfloat16"), (2048, 2048, 2048, "bfloat16"),
-        (16, 28672, 4096, "bfloat16"),
-    ):  # fmt: skip
-        yield "gemm", {"m": m, "n": n, "k": k, "dtype": dtype, "out_dtype": dtype}
-    for batch, heads, kv_heads, seq, dim in (
-        (1, 32, 8, 8192, 128), (4, 32, 32, 2048, 128), (2, 32, 8, 4096, 64), (4, 16, 16, 4096, 128),
-    ):  # fmt: skip
-        for causal in (False, True):
-            yield "attention", {
-                "batch": batch, "heads": heads, "kv_heads": kv_heads, "seq_q": seq, "seq_kv": seq,
-                "dim": dim, "causal": causal, "dtype": "float16",
-            }  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One way to compute a workload: a call that writes ``outs`` or returns what it computed."""
+
+    participant: str
+    config: str
+    call: Call
+    expected: Sequence[Any] | None = None  # in place of the workload's
+
+    @property
+    def label(self) -> str:
+        """Participant and config."""
+        return f"{self.participant} {self.config}"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A workload with its tensors."""
+
+    kernel: str
+    problem: Mapping[str, Any]
+    inputs: list[Any]
+    outs: list[Any]
+    expected: list[Any]
+
+
+class Clock:
+    """Times calls on a GPU: by events with cold caches, and by graphs with warm ones."""
+
+    def __init__(self) -> None:
+        self._cold = torch.empty(COLD_BYTES, dtype=torch.uint8, device="cuda")
+
+    def ms(self, call: Call) -> float:
+        """Return the milliseconds of one call after writes of more than L2 holds."""
+        for _ in range(COLD_WRITES):
+            self._cold.zero_()
+        return _between(call)
+
+    def wait(self) -> None:
+        """Wait for what was launched."""
+        torch.cuda.synchronize()
+
+    def replays(self, calls: Mapping[str, tuple[Call, float]]) -> dict[str, list[float]]:
+        """Return the milliseconds of a call in a row of them, by replays of graphs in turns."""
+        graphs: dict[str, tuple[Any, int]] = {}
+        for name, (call, guess) in calls.items():
+            count = max(3, min(GRAPH_CALLS, int(GRAPH_MS / max(guess, 1e-3))))
+            graph = torch.cuda.CUDAGraph()
+            try:
+                graph.capture_begin(capture_error_mode="relaxed")
+                try:
+                    for _ in range(count):
+                        call()
+                finally:
+                    graph.capture_end()
+                graph.replay()
+                torch.cuda.synchronize()
+            except Exception as error:  # noqa: BLE001  # some calls cannot be captured
+                print(f"  no graph of {name}: {str(error).splitlines()[0][:200]}", flush=True)
+                continue
+            graphs[name] = graph, count
+        found: dict[str, list[float]] = {name: [] for name in graphs}
+        for _ in range(REPLAYS):
+            for name, (graph, count) in graphs.items():
+                graph.replay()
+                found[name].append(_between(graph.replay) / count)
+        return found
+
+
+def _between(call: Call) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    call()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end))
+
+
+class HostClock:
+    """Stands in for ``Clock`` where there is no GPU."""
+
+    def ms(self, call: Call) -> float:
+        """Return the milliseconds of one call."""
+        begin = time.perf_counter()
+        call()
+        return (time.perf_counter() - begin) * 1e3
+
+    def wait(self) -> None:
+        """Return at once: calls have run when they return."""
+
+    def replays(self, calls: Mapping[str, tuple[Call, float]]) -> dict[str, list[float]]:
+        """Return the milliseconds of a call."""
+        return {name: [self.ms(call)] for name, (call, _) in calls.items()}
+
+
+# --- compare -------------------------------------------------------------------------------------
+
+Report = Callable[..., None]
+Load = Callable[[Mapping[str, Any]], Callable[..., Any]]
+
+
+def compare(
+    work: Work, ours: Sequence[Mapping[str, Any]], load: Load, clock: Any, report: Report,
+    skipped: Sequence[str],
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Return a row per candidate; the fastest of each participant timed in turns."""
+    rows: list[dict[str, Any]] = []
+    best: dict[str, tuple[float, Entry, dict[str, Any]]] = {}
+    for source in (_ours(work, ours, load), _triton(work), _tilelang(work), _torch(work)):
+        while (entry := _next(source, clock)) is not None:
+            if entry.label in skipped:
+                rows.append({"participant": entry.participant, "config": entry.config,
+                             "error": "left out: stopped or broke an earlier try"})  # fmt: skip
+                continue
+            report("entry", entry.label)
+            try:
+                row = _try(entry, work, clock)
+            except Exception as error:  # noqa: BLE001  # a participant that fails is a result
+                text = f"{type(error).__name__}: {str(error)[:300]}"
+                print(f"  {entry.label}: {text}", flush=True)
+                rows.append(
+                    {"participant": entry.participant, "config": entry.config, "error": text}
+                )
+                clock.wait()  # raises where the device is no longer usable
+                continue
+            rows.append(row)
+            if not row["is_right"]:
+                print(f"  WRONG: {entry.label}: {row['relative_error']:.2e}", flush=True)
+                continue
+            at = best.get(entry.participant)
+            if at is None or row["tried_ms"] < at[0]:
+                best[entry.participant] = row["tried_ms"], entry, row
+    _time(best, clock, report, "graphs" not in skipped)
+    return rows
+
+
+def _next(source: Iterator[Entry], clock: Any) -> Entry | None:
+    """Return the next way to compute a workload; None at the end, or where making one fails."""
+    try:
+        return next(source, None)
+    except Exception as error:  # noqa: BLE001  # a participant that fails is a result
+        print(f"  {type(error).__name__}: {str(error)[:300]}", flush=True)
+        clock.wait()
+        return None
+
+
+def _time(
+    best: Mapping[str, tuple[float, Entry, dict[str, Any]]], clock: Any, report: Report,
+    with_graphs: bool,
+) -> None:  # fmt: skip
+    """Time the fastest of each participant in turns, by both protocols."""
+    times: dict[str, list[float]] = {name: [] for name in best}
+    for _ in range(ROUNDS):
+        for name, (_, entry, _) in best.items():
+            report("entry", entry.label)
+            times[name].append(clock.ms(entry.call))
+    for name, (_, _, row) in best.items():
+        row |= {"is_best": True, "ms": statistics.median(times[name]), "all_ms": times[name]}
+    if not with_graphs:
+        return
+    report("entry", "graphs")
+    replayed = clock.replays({name: (entry.call, ms) for name, (ms, entry, _) in best.items()})
+    for name, found in replayed.items():
+        best[name][2].update(graph_ms=statistics.median(found), all_graph_ms=found)
+
+
+def _try(entry: Entry, work: Work, clock: Any) -> dict[str, Any]:
+    """Check a candidate and time some calls."""
+    for out in work.outs:
+        out.fill_(float("nan"))
+    returned = entry.call()
+    clock.wait()
+    found = work.outs if returned is None else returned
+    found = [found] if isinstance(found, torch.Tensor) else list(found)
+    expected = work.expected if entry.expected is None else entry.expected
+    errors = []
+    for made, wanted in zip(found, expected, strict=True):
+        errors.append(float((made.double() - wanted).abs().max() / wanted.abs().max()))
+    del returned, found
+    for _ in range(WARM_UP):
+        entry.call()
+    tried = statistics.median(clock.ms(entry.call) for _ in range(TRIES))
+    is_right = all(e <= TOLERANCE[o.dtype] for e, o in zip(errors, work.outs, strict=True))
+    return {
+        "participant": entry.participant, "config": entry.config, "relative_error": max(errors),
+        "errors": errors, "is_right": is_right, "tried_ms": tried,
+    }  # fmt: skip
+
+
+def _ours(work: Work, ours: Sequence[Mapping[str, Any]], load: Load) -> Iterator[Entry]:
+    """Yield our kernels."""
+    arguments = (*work.inputs, *work.outs)
+    for made in ours:
+        kernel = load(made)
+
+        def call(kernel: Callable[..., Any] = kernel) -> None:
+            kernel(*arguments)
+
+        yield Entry(made["participant"], json.dumps(made["config"]), call)
+
+
+def _triton(work: Work) -> Iterator[Entry]:
+    """Yield Triton's kernels."""
+    import gpu_peers_triton
+
+    found = gpu_peers_triton.launches(work.kernel, work.problem, work.inputs, work.outs)
+    for config, steps in found:
+
+        def call(steps: Sequence[Call] = steps) -> None:
+            for step in steps:
+                step()
+
+        yield Entry("triton", config, call)
+
+
+def _torch(work: Work) -> Iterator[Entry]:
+    """Yield torch's operators."""
+    for found in gpu_peers_torch.peers(work.kernel, work.problem, work.inputs, work.outs):
+        yield Entry(*found)
+
+
+def _tilelang(work: Work) -> Iterator[Entry]:
+    """Yield TileLang's examples with configs for Hopper, where it is installed."""
+    try:
+        import tilelang
+    except ImportError:
+        return
+    from gpu_peers_tilelang import programs
+
+    for config, program in programs(work.kernel, work.problem):
+        kernel = tilelang.compile(program, target="cuda")
+
+        def call(kernel: Callable[..., Any] = kernel) -> None:
+            kernel(*work.inputs, *work.outs)
+
+        yield Entry("tilelang", config, call)
+
+
+def prepare(kernel: str, problem: Mapping[str, Any], device: str) -> Work:
+    """Return a workload with new inputs."""
+    inputs, reference = cases.CASES[kernel]
+    given = inputs(problem, device)
+    outs = cases.outputs(kernel, problem, given)
+    return Work(kernel, problem, given, outs, reference(problem, given))
+
+
+# --- run: on the GPU ------------------------------------------------------------------------------
+
+
+def run(folder: Path, out: Path | None, only: str, seconds: float) -> None:
+    """Compare the workloads of a folder, in order, until the time is over."""
+    import gpu_peers_triton  # noqa: F401  # loaded once: forks share it
+
+    begin = time.monotonic()
+    places = [p for p in sorted(folder.iterdir()) if (p / "case.json").is_file()]
+    wanted = [p for p in places if re.search(only, _label(_case(p)))]
+    left_out = _not_compiled(folder)
+    record: dict[str, Any] = {"torch": torch.__version__, "cold_bytes": COLD_BYTES * COLD_WRITES}
+    rows: list[dict[str, Any]] = []
+    record["rows"] = rows
+    attempts = 0
+    while wanted:
+        ended = _serve(wanted, left_out, begin + seconds, record, rows, out)
+        attempts = 1 if ended else attempts + 1
+        if time.monotonic() > begin + seconds:
+            break
+        if attempts >= ATTEMPTS:
+            print(f"{_label(_case(wanted[0]))}: given up", flush=True)
+            wanted.pop(0)
+            attempts = 0
+    for place in wanted:
+        print(f"not run: {_label(_case(place))}", flush=True)
+    print(f"{time.monotonic() - begin:.0f} s in all", flush=True)
+
+
+def _serve(
+    wanted: list[Path], left_out: dict[str, list[str]], deadline: float, record: dict[str, Any],
+    rows: list[dict[str, Any]], out: Path | None,
+) -> int:  # fmt: skip
+    """Compare what is wanted in a new process until that ends; return how many have been."""
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(
+        target=_work_through, args=(theirs, list(wanted), left_out, deadline)
+    )
+    process.start()
+    theirs.close()
+    ended, entry, limit = 0, "", time.monotonic() + LIMIT_S
+    try:
+        while True:
+            if not ours.poll(max(0.0, limit - time.monotonic())):
+                raise TimeoutError
+            kind, *values = ours.recv()
+            if kind == "entry":
+                entry = values[0]
+            elif kind == "device":
+                record["device"] = values[0]
+            elif kind == "rows":
+                case = _case(wanted.pop(0))
+                rows += [{"kernel": case["kernel"], "problem": case["problem"], **r} for r in values[0]]
+                ended, entry, limit = ended + 1, "", time.monotonic() + LIMIT_S
+                if out is not None:
+                    out.write_text(json.dumps(record, indent=1) + "\n")
+            else:
+                return ended
+    except (EOFError, TimeoutError, OSError) as error:
+        if wanted:
+            place = wanted[0]
+            print(f"{_label(_case(place))}: {type(error).__name__} at {entry!r}", flush=True)
+            left_out.setdefault(place.name, []).append(entry)
+        return ended
+    finally:
+        process.kill()
+        process.join()
+
+
+def _work_through(
+    pipe: Any, places: Sequence[Path], left_out: Mapping[str, Sequence[str]], deadline: float
+) -> None:
+    """Compare workloads in this process; end it where the device is no longer usable."""
+    try:
+        torch.cuda.set_stream(torch.cuda.Stream())  # graphs are captured on it
+        pipe.send(("device", torch.cuda.get_device_name()))
+        clock = Clock()
+        for place in places:
+            if time.monotonic() > deadline:
+                break
+            begin = time.monotonic()
+            case = _case(place)
+            pipe.send(("entry", "inputs and reference"))
+            work = prepare(case["kernel"], case["problem"], "cuda")
+            made = [{**m, "path": place / m["folder"]} for m in case["ours"]]
+            found = compare(
+                work, made, _open, clock, lambda *m: pipe.send(m), left_out.get(place.name, ())
+            )
+            flop = cases.work_flop(case["kernel"], case["problem"])
+            for row in found:
+                row["flop"] = flop
+            print(f"{_label(case)}: {_summary(found)} [{time.monotonic() - begin:.1f} s]", flush=True)
+            pipe.send(("rows", found))
+            del work
+            torch.cuda.empty_cache()
+        pipe.send(("end",))
+    except BaseException:
+        traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _open(made: Mapping[str, Any]) -> Callable[..., Any]:
+    from tilecore.artifact import Artifact
+    from tilecore.runtime.cuda import CudaKernel
+
+    return CudaKernel(Artifact.open(made["path"]))
+
+
+def _case(place: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((place / "case.json").read_text())
+    return found
+
+
+def _label(case: Mapping[str, Any]) -> str:
+    left_out = ("accum_dtype", "out_dtype")
+    kept = {k: v for k, v in case["problem"].items() if k not in left_out and v is not False}
+    return f"{case['kernel']} " + " ".join(f"{k}={v}" for k, v in kept.items())
+
+
+def _summary(rows: Sequence[Mapping[str, Any]]) -> str:
+    best = {r["participant"]: r for r in rows if r.get("is_best")}
+    own = best.get("tilecore")
+    shown = []
+    for name, row in best.items():
+        text = f"{name} {row['ms']:.4f}"
+        if "graph_ms" in row:
+            text += f"/{row['graph_ms']:.4f}"
+        text += f" ms {row.get('flop', 0) / row['ms'] / 1e9:.0f} TF"
+        if own is not None and row is not own:
+            text += f" = {row['ms'] / own['ms']:.3f}"
+            if "graph_ms" in row and "graph_ms" in own:
+                text += f"/{row['graph_ms'] / own['graph_ms']:.3f}"
+        shown.append(text)
+    return "  ".join(shown)
+
+
+# --- warm: Triton's compiler ---------------------------------------------------------------------
+
+
+def warm(folder: Path, jobs: int, seconds: float, is_offline: bool) -> None:
+    """Compile Triton's kernels, which it keeps on disk; note what it cannot compile."""
+    begin = time.monotonic()
+    tasks = _tasks(folder)
+    if is_offline:
+        _without_device()
+    context = multiprocessing.get_context("fork")
+    following, found = context.Value("i", 0), context.Queue()
+    workers = [
+        context.Process(target=_compile_all, args=(tasks, following, found)) for _ in range(jobs)
+    ]
+    for worker in workers:
+        worker.start()
+    errors: dict[int, str] = {}
+    while len(errors) < len(tasks):
+        try:
+            number, error, spent = found.get(timeout=max(0.1, begin + seconds - time.monotonic()))
+        except queue.Empty:
+            break
+        errors[number] = error
+        if spent > 10 or error:
+            place, config = tasks[number][1][0]
+            print(f"{place} {config}: {spent:.1f} s {error[:300]}", flush=True)
+    for worker in workers:
+        worker.kill()
+        worker.join()
+    failures = [
+        {"place": place, "config": config, "error": error}
+        for number, (_, places) in enumerate(tasks)
+        if (error := errors.get(number, "not compiled in time"))
+        for place, config in places
+    ]
+    (folder / WARMED).write_text(json.dumps(failures, indent=1) + "\n")
+    bad, late = sum(map(bool, errors.values())), len(tasks) - len(errors)
+    spent = time.monotonic() - begin
+    print(f"{len(tasks)} configs, {bad} failed, {late} late, {spent:.0f} s", flush=True)
+
+
+def _tasks(folder: Path) -> list[tuple[Sequence[Any], list[tuple[str, str]]]]:
+    """Return what to compile, with the places and configs that it is for."""
+    import gpu_peers_triton
+
+    found: dict[Any, tuple[Sequence[Any], list[tuple[str, str]]]] = {}
+    for place in sorted(p for p in folder.iterdir() if (p / "case.json").is_file()):
+        case = _case(place)
+        kernel, problem = case["kernel"], case["problem"]
+        inputs = cases.CASES[kernel][0](problem, "meta")
+        outs = cases.outputs(kernel, problem, inputs)
+        for config, steps in gpu_peers_triton.launches(kernel, problem, inputs, outs):
+            alike = tuple(step.signature() for step in steps)
+            found.setdefault(alike, (steps, []))[1].append((place.name, config))
+    return list(found.values())
+
+
+def _compile_all(tasks: Sequence[Any], following: Any, found: Any) -> None:
+    """Take tasks until there are no more; report their errors and how long each took."""
+    while True:
+        with following.get_lock():
+            number, following.value = following.value, following.value + 1
+        if number >= len(tasks):
+            return
+        begin, error = time.monotonic(), ""
+        try:
+            for step in tasks[number][0]:
+                shared = step.compile().metadata.shared
+                if shared > SHARED_BYTES:
+                    error = f"{shared} bytes of shared memory"
+        except Exception as failure:  # noqa: BLE001  # a config that fails is a result
+            error = f"{type(failure).__name__}: {str(failure)[:400]}"
+        found.put((number, error, time.monotonic() - begin))
+
+
+def _without_device() -> None:
+    """Let Triton compile for a GPU that is not here."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    class Offline:
+        def get_current_device(self) -> int:
+            return 0
+
+        def get_current_stream(self, device: int) -> int:
+            return 0 * device
+
+        def get_current_target(self) -> Any:
+            return GPUTarget("cuda", 90, 32)
+
+    triton.runtime.driver.set_active(Offline())
+
+
+def _not_compiled(folder: Path) -> dict[str, list[str]]:
+    """Return by place the labels of what Triton cannot compile."""
+    found: dict[str, list[str]] = {}
+    if (folder / WARMED).is_file():
+        for failure in json.loads((folder / WARMED).read_text()):
+            found.setdefault(failure["place"], []).append(f"triton {failure['config']}")
+    return found
 
 
 # --- build: without a GPU ------------------------------------------------------------------------
 
+MLA = (
+    (1, 64, 2, True), (1, 64, 2, False), (1, 32, 4, False), (1, 32, 3, True), (1, 64, 1, True),
+)  # fmt: skip
+DYNAMIC_TILES = ((128, 256, 64, 3, 256), (128, 128, 64, 4, 256), (256, 128, 64, 3, 256))
 
-def build(folder: Path, target: str, measured: Sequence[Path]) -> None:
-    """Compile our candidates into ``folder``."""
-    from recommender.hardware import load_profile
-    from tilecore import kernels
+
+def build(folder: Path, target: str, measured: Sequence[Path], only: str) -> None:
+    """Compile our candidates into ``folder``; what the device does not need is left out."""
     from tilecore.artifact import ArtifactStore
     from tilecore.compiler import compile
     from tilecore.target import parse_target
 
     known = list(_measured(measured))
-    for number, (name, fields) in enumerate(shapes()):
-        place = folder / f"{number:02d}"
-        definition = kernels.get(name).on("cuda")
-        problem = definition.parse_problem(fields)
-        configs = best_of(known, name, problem) or _recommended(name, problem, load_profile(target))
-        made = []
-        for i, config in enumerate(configs[:TOP]):
-            func = definition.program(
-                problem, {k.name: k.default for k in definition.knobs} | config
-            )
-            artifact = compile(func, parse_target(target), store=ArtifactStore(place / f"store{i}"))
-            artifact.path.rename(place / f"artifact{i}")
-            made.append(config)
-        case = {"kernel": name, "problem": problem, "configs": made}
+    for number, (name, fields, count) in enumerate(cases.shapes()):
+        place, problem = folder / f"{number:02d}", parsed(name, fields)
+        case: dict[str, Any] = {"kernel": name, "problem": problem, "ours": []}
+        if not re.search(only, _label(case)) or (place / "case.json").is_file():
+            continue
+        begin = time.monotonic()
+        for participant, config, func in programs(name, problem, count, known, target):
+            with tempfile.TemporaryDirectory() as store:
+                try:
+                    artifact = compile(func, parse_target(target), store=ArtifactStore(Path(store)))
+                except Exception as error:  # noqa: BLE001  # a config that does not build
+                    print(f"  {participant} {config}: {str(error).splitlines()[0]}", flush=True)
+                    continue
+                made = place / f"{len(case['ours'])}"
+                made.mkdir(parents=True)
+                for file in (artifact.path / "manifest.json", artifact.library):
+                    shutil.copy(file, made)
+                print(f"  {participant} {config}: {_code(artifact)}", flush=True)
+            case["ours"].append({"participant": participant, "config": config, "folder": made.name})
         (place / "case.json").write_text(json.dumps(case, indent=1))
-        print(f"{place} {name} {fields}: {len(made)} configs", flush=True)
+        spent = time.monotonic() - begin
+        print(f"{place} {_label(case)}: {len(case['ours'])} configs, {spent:.0f} s", flush=True)
+
+
+def _code(artifact: Any) -> str:
+    """Return what machine code an artifact has: registers, spills, products and copies."""
+    from tilecore.codegen.cubin import read_features
+
+    found, code = dict(artifact.manifest.resources), artifact.library.read_bytes()
+    kernels = read_features(code, "sm_90a").values()
+    counted = {
+        name: n for name in ("HGMMA", "QGMMA", "HMMA", "UTMALDG", "LDGSTS")
+        if (n := sum(k.opcodes.get(name, 0) for k in kernels))
+    }  # fmt: skip
+    shown = [f"{found.get(k)} {k}" for k in ("registers", "spill_bytes", "shared_bytes")]
+    return ", ".join(shown) + f", {counted}"
+
+
+def parsed(name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a problem with its defaults."""
+    from tilecore import kernels
+
+    if name in ("mla_decode", "dynamic_gemm"):
+        return dict(fields)
+    return dict(kernels.get(name).parse_problem(fields))
+
+
+def programs(
+    name: str, problem: Mapping[str, Any], count: int, known: Sequence[Mapping[str, Any]],
+    target: str,
+) -> Iterator[tuple[str, dict[str, Any], Any]]:  # fmt: skip
+    """Yield (participant, config, program) of ours for a workload."""
+    from tilecore import kernels
+
+    if name == "mla_decode":
+        yield from _latent(problem, count)
+    elif name == "dynamic_gemm":
+        yield from _products_of_any_size(problem, count)
+    else:
+        definition = kernels.get(name).on("cuda")
+        for config in chosen(name, problem, count, known, target):
+            knobs = {k.name: k.default for k in definition.knobs} | config
+            yield "tilecore", config, definition.program(problem, knobs)
+
+
+def _latent(
+    problem: Mapping[str, Any], count: int
+) -> Iterator[tuple[str, dict[str, Any], Any]]:  # fmt: skip
+    from gpu_peers_programs import mla_decode
+
+    few = 1 if int(problem["batch"]) >= 64 else 4  # two blocks a query: half of 128 fill the device
+    sizes = [problem[k] for k in ("batch", "heads", "seq_kv", "dim", "pe", "dtype")]
+    choices = [(s * few, *rest) for s, *rest in MLA]
+    choices.insert(3, (2 * few, 64, 2, True))
+    for splits, block, stages, through_shared in choices[:count]:
+        config = {
+            "splits": splits, "block_H": 64, "block_N": block, "num_stages": stages,
+            "threads": 256, "through_shared": through_shared,
+        }  # fmt: skip
+        yield "tilecore", config, mla_decode(*sizes, **config)
+
+
+def _products_of_any_size(
+    problem: Mapping[str, Any], count: int
+) -> Iterator[tuple[str, dict[str, Any], Any]]:
+    from gpu_peers_programs import gemm
+
+    import tilecore.language as T
+
+    sizes = [problem[k] for k in "mnk"]
+    symbols = [T.dynamic(k) for k in "MNK"]
+    kinds = (
+        ("tilecore", sizes), ("tilecore_dynamic_m", [symbols[0], *sizes[1:]]),
+        ("tilecore_dynamic_mnk", symbols),
+    )  # fmt: skip
+    for tile in DYNAMIC_TILES[:count]:
+        config = dict(zip(("block_M", "block_N", "block_K", "num_stages", "threads"), tile, strict=True))
+        for participant, given in kinds:
+            yield participant, config, gemm(*given, problem["dtype"], **config)
 
 
 def _measured(paths: Sequence[Path]) -> Iterator[Mapping[str, Any]]:
     for path in paths:
-        for line in path.read_text().splitlines():
-            found = json.loads(line)
-            if "time_s" in found or "times_s" in found:
-                yield found
+        opened = gzip.open(path, "rt") if path.suffix == ".gz" else path.open()
+        with opened as lines:
+            for line in lines:
+                found = json.loads(line)
+                if "time_s" in found or "times_s" in found:
+                    yield found
+
+
+def chosen(
+    name: str, problem: Mapping[str, Any], count: int, known: Sequence[Mapping[str, Any]],
+    target: str,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Return the recommender's configs and the fastest measured ones, one of each in turn."""
+    fastest, distance = best_of(known, name, problem)
+    recommended = _recommended(name, problem, count, target)
+    if distance > 0:  # of another shape: a few
+        fastest = fastest[: count // 2]
+    found: list[dict[str, Any]] = []
+    for i in range(max(len(fastest), len(recommended))):
+        for configs in (recommended, fastest):
+            if i < len(configs) and configs[i] not in found:
+                found.append(configs[i])
+    return found[:count]
 
 
 def best_of(
     known: Sequence[Mapping[str, Any]], name: str, problem: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    """Return the fastest configs that were measured of a workload, or of the most alike one."""
+) -> tuple[list[dict[str, Any]], float]:
+    """Return the fastest configs measured of the workload most alike, and how far off that is."""
 
     def distance(row: Mapping[str, Any]) -> float:
         other = dict(row["workload"]["problem"])
@@ -112,7 +699,7 @@ def best_of(
 
     rows = [r for r in known if r["workload"]["kernel"] == name and r["status"] == "OK"]
     if not rows:
-        return []
+        return [], math.inf
     nearest = min(map(distance, rows))
     alike = sorted((r for r in rows if distance(r) == nearest), key=lambda r: min(r["times_s"]))
     found: list[dict[str, Any]] = []
@@ -120,274 +707,91 @@ def best_of(
         config = dict(row["config"])
         if config not in found:
             found.append(config)
-    return found
+    return found, nearest
 
 
-def _recommended(name: str, problem: Mapping[str, Any], hardware: Any) -> list[dict[str, Any]]:
+def _recommended(
+    name: str, problem: Mapping[str, Any], count: int, target: str
+) -> list[dict[str, Any]]:
     from db.migrate import open_database
     from db.store import SqlStore
     from recommender.campaign import choose
+    from recommender.hardware import load_profile
     from recommender.workload import Workload
     from tilecore import kernels
 
     with tempfile.TemporaryDirectory() as folder:  # nothing is measured there
         store = SqlStore(open_database(f"sqlite:///{folder}/empty.sqlite"))
-        chosen = choose(Workload.of(name, problem), kernels.get(name), hardware, store, TOP)
-    return [dict(c.config) for c in chosen]
+        found = choose(
+            Workload.of(name, problem), kernels.get(name), load_profile(target), store, count
+        )
+    return [dict(c.config) for c in found]
 
 
-# --- run: on the GPU ------------------------------------------------------------------------------
+# --- rehearse: without a GPU ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One way to compute a workload: writes ``out`` when called."""
-
-    participant: str
-    config: str
-    call: Call
-    out: Any
-
-
-class Clock:
-    """Times calls by events, the caches cold."""
-
-    def __init__(self) -> None:
-        self._cold = torch.empty(COLD_BYTES, dtype=torch.uint8, device="cuda")
-
-    def ms(self, call: Call) -> float:
-        """Return the milliseconds of one call."""
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self._cold.zero_()
-        begin.record()
-        call()
-        end.record()
-        end.synchronize()
-        return float(begin.elapsed_time(end))
-
-
-def run(folder: Path, out: Path | None, only: str) -> None:
-    """Compare all workloads of a folder."""
-    clock, rows = Clock(), []
-    for place in sorted(p for p in folder.iterdir() if (p / "case.json").is_file()):
-        case = json.loads((place / "case.json").read_text())
-        label = f"{case['kernel']} {json.dumps(case['problem'])}"
-        if not re.search(only, label):
+def rehearse(only: str) -> None:
+    """Run small problems: ours on the emulator, Triton's by its interpreter, torch's on the CPU."""
+    for kernel, fields in SMALL.items():
+        case: dict[str, Any] = {"kernel": kernel, "problem": parsed(kernel, fields)}
+        if not re.search(only, _label(case)):
             continue
-        try:
-            found = compare(place, case, clock)
-        except Exception as error:  # noqa: BLE001  # the others still count
-            print(f"{label}: {str(error)[:300]}", flush=True)
-            continue
-        rows += [{"kernel": case["kernel"], "problem": case["problem"], **row} for row in found]
-        shown = "  ".join(
-            f"{r['participant']} {r['ms']:.4f} ms {r['flop'] / r['ms'] / 1e9:.0f} TF"
-            for r in found if r.get("is_best")
-        )  # fmt: skip
-        print(f"{case['kernel']} {_short(case['problem'])}: {shown}", flush=True)
-        if out is not None:
-            record = {
-                "device": torch.cuda.get_device_name(),
-                "torch": torch.__version__,
-                "rows": rows,
-            }
-            out.write_text(json.dumps(record, indent=1) + "\n")
+        work = prepare(kernel, case["problem"], "cpu")
+        made = [
+            {"participant": participant, "config": config, "func": func}
+            for participant, config, func in programs(kernel, case["problem"], 2, [], "h200")
+        ]
+        rows = compare(work, made, _emulated, HostClock(), lambda *_: None, ())
+        for row in rows:
+            told = row.get("error") or f"{row['relative_error']:.1e}"
+            print(f"    {row['participant']} {row['config']}: {told}")
+        print(f"{_label(case)}: {_summary(rows)}", flush=True)
 
 
-def warm(folder: Path, part: int, parts: int) -> None:
-    """Compile a share of the peers' kernels, which they keep."""
-    from tilecore import kernels
-
-    work: dict[Any, tuple[Any, Mapping[str, Any]]] = {}
-    for place in sorted(p for p in folder.iterdir() if (p / "case.json").is_file()):
-        case = json.loads((place / "case.json").read_text())
-        problem = case["problem"]
-        _, triton, tilelang = PEERS[case["kernel"]]
-        kinds = tuple(problem.get(k) for k in ("dtype", "dim", "causal", "transpose_b"))
-        work.setdefault((case["kernel"], kinds), (triton, case))
-        work[str(place)] = tilelang, case
-    for number, (make, case) in enumerate(work.values()):
-        if number % parts != part:
-            continue
-        counterpart = kernels.get(case["kernel"]).on_device
-        assert counterpart is not None
-        inputs = counterpart.inputs(case["problem"], torch.Generator("cuda").manual_seed(7))
-        try:
-            for entry in make(case["problem"], inputs):
-                entry.call()
-            torch.cuda.synchronize()
-        except Exception as error:  # noqa: BLE001  # run() says it again
-            print(f"{case['kernel']}: {type(error).__name__}: {str(error)[:300]}", flush=True)
-
-
-def _short(problem: Mapping[str, Any]) -> str:
-    kept = {
-        k: v for k, v in problem.items() if k not in ("accum_dtype", "out_dtype") and v is not False
-    }
-    return " ".join(f"{k}={v}" for k, v in kept.items())
-
-
-def compare(place: Path, case: Mapping[str, Any], clock: Clock) -> list[dict[str, Any]]:
-    """Return a row per candidate; the fastest of each participant timed in turns."""
-    from tilecore import kernels
-
-    definition = kernels.get(case["kernel"]).on("cuda")
-    problem = case["problem"]
-    counterpart = definition.on_device
-    assert counterpart is not None
-    inputs = counterpart.inputs(problem, torch.Generator("cuda").manual_seed(7))
-    expected = counterpart.reference(problem, inputs)[0]
-    makers: list[Callable[[], Iterator[Entry]]] = [
-        lambda: ours(place, case, inputs, expected),
-        lambda: PEERS[case["kernel"]][0](problem, inputs),
-        lambda: PEERS[case["kernel"]][1](problem, inputs),
-        lambda: PEERS[case["kernel"]][2](problem, inputs),
-    ]
-    rows: list[dict[str, Any]] = []
-    best: dict[str, tuple[float, Entry, dict[str, Any]]] = {}
-    for make in makers:
-        entries = make()
-        while True:
-            try:
-                entry = next(entries, None)
-            except Exception as error:  # noqa: BLE001  # a participant that fails is a result
-                print(f"  {type(error).__name__}: {str(error)[:300]}", flush=True)
-                break
-            if entry is None:
-                break
-            try:
-                row = _try(entry, expected, clock)
-            except Exception as error:  # noqa: BLE001
-                print(f"  {entry.participant} {entry.config}: {str(error)[:300]}", flush=True)
-                continue
-            row["flop"] = definition.work_flop(problem)
-            rows.append(row)
-            at = best.get(entry.participant)
-            if row["is_right"] and (at is None or row["tried_ms"] < at[0]):
-                best[entry.participant] = row["tried_ms"], entry, row
-    times: dict[str, list[float]] = {name: [] for name in best}
-    for _ in range(ROUNDS):
-        for name, (_, entry, _) in best.items():
-            times[name].append(clock.ms(entry.call))
-    for name, (_, _, row) in best.items():
-        row |= {"is_best": True, "ms": statistics.median(times[name]), "all_ms": times[name]}
-    return rows
-
-
-def _try(entry: Entry, expected: Any, clock: Clock) -> dict[str, Any]:
-    """Check a candidate and time some calls."""
-    if entry.out.is_floating_point():
-        entry.out.fill_(math.nan)
-    entry.call()
-    torch.cuda.synchronize()
-    error = float((entry.out.double() - expected).abs().max() / expected.abs().max())
-    for _ in range(WARM_UP):
-        entry.call()
-    tried = statistics.median(clock.ms(entry.call) for _ in range(TRIES))
-    return {
-        "participant": entry.participant, "config": entry.config, "relative_error": error,
-        "is_right": error <= TOLERANCE[entry.out.dtype], "tried_ms": tried,
-    }  # fmt: skip
-
-
-def ours(
-    place: Path, case: Mapping[str, Any], inputs: Sequence[Any], expected: Any
-) -> Iterator[Entry]:
-    """Yield our kernels."""
-    from tilecore.artifact import Artifact
+def _emulated(made: Mapping[str, Any]) -> Callable[..., Any]:
+    from tilecore.artifact import ArtifactStore
+    from tilecore.compiler import compile
+    from tilecore.emulator import EmulatedDriver
+    from tilecore.gpu_compiler import lower_gpu
+    from tilecore.gpu_target import GpuTarget
     from tilecore.runtime.cuda import CudaKernel
+    from tilecore.target import parse_target
 
-    out = torch.empty(expected.shape, dtype=inputs[0].dtype, device="cuda")
-    for i, config in enumerate(case["configs"]):
-        kernel = CudaKernel(Artifact.open(place / f"artifact{i}"))
-        yield Entry("tilecore", json.dumps(config), _bound(kernel, *inputs, out), out)
-
-
-def _bound(function: Callable[..., Any], *arguments: Any) -> Call:
-    return lambda: function(*arguments)
+    target = parse_target("h200")
+    assert isinstance(target, GpuTarget)
+    with tempfile.TemporaryDirectory() as store:
+        artifact = compile(made["func"], target, store=ArtifactStore(Path(store)))
+        return CudaKernel(artifact, EmulatedDriver(lower_gpu(made["func"], target)[2]))
 
 
-def gemm_of_torch(problem: Mapping[str, Any], inputs: Sequence[Any]) -> Iterator[Entry]:
-    """Yield cuBLAS."""
-    a, b = inputs
-    out = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device="cuda")
-    yield Entry("torch", "torch.mm", lambda: torch.mm(a, b, out=out), out)
-
-
-def attention_of_torch(problem: Mapping[str, Any], inputs: Sequence[Any]) -> Iterator[Entry]:
-    """Yield the backends of torch's attention."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    q, k, v = inputs
-    out = torch.empty_like(q)
-    attend = torch.nn.functional.scaled_dot_product_attention
-    for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
-
-        def call(backend: Any = backend) -> None:
-            with sdpa_kernel([backend]):
-                out.set_(attend(
-                    q, k, v, is_causal=bool(problem["causal"]), enable_gqa=k.shape[1] != q.shape[1]
-                ))  # fmt: skip
-
-        yield Entry("torch", backend.name, call, out)
-
-
-def gemm_of_triton(problem: Mapping[str, Any], inputs: Sequence[Any]) -> Iterator[Entry]:
-    """Yield Triton's products by tensor descriptors."""
-    import gpu_peers_triton
-
-    a, b = inputs
-    out = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device="cuda")
-    for config in gpu_peers_triton.GEMM:
-        if config[0] <= max(64, a.shape[0]):
-            yield Entry("triton", str(config), gpu_peers_triton.gemm(a, b, out, config), out)
-
-
-def attention_of_triton(problem: Mapping[str, Any], inputs: Sequence[Any]) -> Iterator[Entry]:
-    """Yield Triton's flash attention."""
-    import gpu_peers_triton
-
-    out = torch.empty_like(inputs[0])
-    for config in gpu_peers_triton.ATTENTION:
-        call = gpu_peers_triton.attention(*inputs, out, bool(problem["causal"]), config)
-        yield Entry("triton", str(config), call, out)
-
-
-def gemm_of_tilelang(problem: Mapping[str, Any], inputs: Sequence[Any]) -> Iterator[Entry]:
-    """Yield TileLang's own example with configs for Hopper."""
-    import tilelang
-    from gpu_peers_tilelang import gemm
-
-    a, b = inputs
-    out = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device="cuda")
-    rows = int(problem["m"])
-    configs = [(128, 256, 64, 3, 256), (128, 256, 64, 4, 256), (256, 128, 64, 3, 256)]
-    if rows < 128:
-        configs = [(64, 128, 64, 4, 128), (64, 64, 128, 4, 128)]
-    for config in configs:
-        program = gemm(rows, int(problem["n"]), int(problem["k"]), str(problem["dtype"]), *config)
-        kernel = tilelang.compile(program, target="cuda")
-        yield Entry("tilelang", str(config), _bound(kernel, a, b, out), out)
-
-
-def attention_of_tilelang(problem: Mapping[str, Any], inputs: Sequence[Any]) -> Iterator[Entry]:
-    """Yield TileLang's example of attention."""
-    import tilelang
-    from gpu_peers_tilelang import attention
-
-    q, k, v = inputs
-    out = torch.empty_like(q)
-    B, H, S, D = q.shape
-    for config in ((128, 128, 2, 256), (128, 128, 1, 256), (128, 64, 2, 256)):
-        program = attention(B, H, k.shape[1], S, D, bool(problem["causal"]), *config)
-        kernel = tilelang.compile(program, target="cuda")
-        yield Entry("tilelang", str(config), _bound(kernel, q, k, v, out), out)
-
-
-PEERS: Mapping[str, tuple[Callable[..., Iterator[Entry]], ...]] = {
-    "gemm": (gemm_of_torch, gemm_of_triton, gemm_of_tilelang),
-    "attention": (attention_of_torch, attention_of_triton, attention_of_tilelang),
-}
+_FLAT = {"batch": 2, "heads": 4, "kv_heads": 2, "seq_q": 256, "seq_kv": 256, "dim": 64}
+_HALF = {"dtype": "float16", "out_dtype": "float16"}
+SMALL: Mapping[str, dict[str, Any]] = {
+    "mla_decode": {
+        "batch": 2, "heads": 64, "dim": 128, "pe": 64, "seq_kv": 1024, "dtype": "bfloat16",
+    },
+    "linear_attention": {
+        "batch": 1, "heads": 2, "seq_len": 384, "dim": 64, "dim_v": 64, "dtype": "bfloat16",
+    },
+    "attention_backward": {**_FLAT, "kv_heads": 4, "causal": True, "dtype": "bfloat16"},
+    "attention": {**_FLAT, "causal": True, "dtype": "float16"},
+    "scaled_gemm": {
+        "m": 192, "n": 256, "k": 256, "dtype": "float8_e4m3fn", "out_dtype": "bfloat16",
+    },
+    "dequant_gemm": {"m": 3, "n": 256, "k": 512, "dtype": "bfloat16"},
+    "dynamic_gemm": {"m": 200, "n": 256, "k": 192, "dtype": "float16"},
+    "gemm": {"m": 136, "n": 264, "k": 200, **_HALF},
+    "grouped_gemm": {"experts": 4, "m": 256, "n": 256, "k": 128, "transpose_b": True, **_HALF},
+    "decode_attention": {**_FLAT, "heads": 8, "seq_q": 1, "seq_kv": 2048, "dtype": "float16"},
+    "batched_gemm": {"batch": 2, "m": 256, "n": 256, "k": 128, **_HALF},
+    "rms_norm": {"m": 32, "n": 300, "dtype": "bfloat16"},
+    "softmax": {"m": 32, "n": 300, "dtype": "bfloat16"},
+    "layer_norm": {"m": 32, "n": 300, "dtype": "bfloat16"},
+    "conv2d": {
+        "batch": 1, "height": 10, "width": 9, "channels": 32, "filters": 64, "padding": 1, **_HALF,
+    },
+}  # fmt: skip
 
 
 def main() -> None:
@@ -396,25 +800,29 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    building = commands.add_parser("build")
-    building.add_argument("folder", type=Path)
+    building, warming, running = (commands.add_parser(c) for c in ("build", "warm", "run"))
+    rehearsing = commands.add_parser("rehearse")
+    for command in (building, warming, running):
+        command.add_argument("folder", type=Path)
+    for command in (building, running, rehearsing):
+        command.add_argument("--only", default="", help="a pattern that workloads are to match")
     building.add_argument("--target", default="h200")
     building.add_argument("--measured", type=Path, action="append", default=[])
-    warming = commands.add_parser("warm")
-    warming.add_argument("folder", type=Path)
-    warming.add_argument("--part", type=int, default=0)
-    warming.add_argument("--parts", type=int, default=1)
-    running = commands.add_parser("run")
-    running.add_argument("folder", type=Path)
+    warming.add_argument("--jobs", type=int, default=16)
+    warming.add_argument("--seconds", type=float, default=90.0)
+    warming.add_argument("--offline", action="store_true", help="without a GPU: only to try it")
     running.add_argument("--out", type=Path)
-    running.add_argument("--only", default="")
+    running.add_argument("--seconds", type=float, default=150.0)
     given = parser.parse_args()
     if given.command == "build":
-        build(given.folder, given.target, given.measured)
+        build(given.folder, given.target, given.measured, given.only)
     elif given.command == "warm":
-        warm(given.folder, given.part, given.parts)
+        warm(given.folder, given.jobs, given.seconds, given.offline)
+    elif given.command == "rehearse":
+        os.environ["TRITON_INTERPRET"] = "1"
+        rehearse(given.only)
     else:
-        run(given.folder, given.out, given.only)
+        run(given.folder, given.out, given.only, given.seconds)
 
 
 if __name__ == "__main__":
