@@ -18,7 +18,11 @@ DEEPSEEK = {"heads": 128, "dim": 512, "pe": 64}
 
 def shapes() -> Iterator[Shape]:
     """Yield what is compared, with how many of our configs."""
-    for batch, seq, dtype in ((128, 4096, "bfloat16"), (16, 8192, "bfloat16"), (64, 8192, "float16")):
+    for batch, seq, dtype in (
+        (128, 4096, "bfloat16"),
+        (16, 8192, "bfloat16"),
+        (64, 8192, "float16"),
+    ):
         yield "mla_decode", {"batch": batch, **DEEPSEEK, "seq_kv": seq, "dtype": dtype}, 6
     for heads, dim in ((16, 128), (32, 128), (16, 64)):
         problem = {"batch": 4, "heads": heads, "seq_len": 8192, "dim": dim, "dim_v": dim}
@@ -28,6 +32,11 @@ def shapes() -> Iterator[Shape]:
     for dtype in ("float16", "bfloat16"):
         for causal in (True, False):
             yield "attention", _attention(2, 32, 8, 4096, 64, causal, dtype), 8
+    yield from _products()
+    yield from _others()
+
+
+def _products() -> Iterator[Shape]:
     for size in (4096, 8192):
         problem = {"m": size, "n": size, "k": size, "dtype": "float8_e4m3fn"}
         yield "scaled_gemm", {**problem, "out_dtype": "bfloat16"}, 6
@@ -36,8 +45,8 @@ def shapes() -> Iterator[Shape]:
     for m, n, k, dtype in ((4096, 4096, 4096, "float16"), (2048, 28672, 4096, "bfloat16")):
         yield "dynamic_gemm", {"m": m, "n": n, "k": k, "dtype": dtype}, 2
     for m, n, k, dtype in (
-        (1000, 1000, 1000, "float16"), (4096, 4104, 2056, "float16"), (8192, 8192, 8192, "bfloat16"),
-        (2048, 28672, 4096, "bfloat16"),
+        (1000, 1000, 1000, "float16"), (4096, 4104, 2056, "float16"),
+        (8192, 8192, 8192, "bfloat16"), (2048, 28672, 4096, "bfloat16"),
     ):  # fmt: skip
         few = {"m": m, "n": n, "k": k, "dtype": dtype, "out_dtype": dtype}
         yield "gemm", few, 8 if m < 2048 or n == 4104 else 3
@@ -45,6 +54,9 @@ def shapes() -> Iterator[Shape]:
         "experts": 8, "m": 16384, "n": 4096, "k": 4096, "dtype": "bfloat16",
         "out_dtype": "bfloat16", "transpose_b": True,
     }, 4  # fmt: skip
+
+
+def _others() -> Iterator[Shape]:
     for batch, heads, seq in ((16, 32, 8192), (1, 32, 32768)):
         problem = _attention(batch, heads, 8, seq, 128, False, "float16")
         yield "decode_attention", {**problem, "seq_q": 1}, 4
@@ -164,11 +176,11 @@ def _conv_inputs(problem: Problem, device: str) -> Tensors:
 
 def out_size(problem: Problem) -> tuple[int, int]:
     """Return height and width of a convolution's output."""
-    kernel, stride, dilation, padding = _numbers(
-        problem, "kernel", "stride", "dilation", "padding"
-    )
+    kernel, stride, dilation, padding = _numbers(problem, "kernel", "stride", "dilation", "padding")
     reach = dilation * (kernel - 1) + 1
-    high, wide = ((s + 2 * padding - reach) // stride + 1 for s in _numbers(problem, "height", "width"))
+    high, wide = (
+        (s + 2 * padding - reach) // stride + 1 for s in _numbers(problem, "height", "width")
+    )
     return high, wide
 
 
@@ -191,9 +203,7 @@ def _conv_reference(problem: Problem, inputs: Tensors) -> Tensors:
 
 
 def _attention_inputs(problem: Problem, device: str) -> Tensors:
-    b, h, hk, sq, sk, d = _numbers(
-        problem, "batch", "heads", "kv_heads", "seq_q", "seq_kv", "dim"
-    )
+    b, h, hk, sq, sk, d = _numbers(problem, "batch", "heads", "kv_heads", "seq_q", "seq_kv", "dim")
     sizes = ((b, h, sq, d), (b, hk, sk, d), (b, hk, sk, d))
     return [_normal(s, _type(problem), device) for s in sizes]
 

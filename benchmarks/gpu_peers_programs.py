@@ -1,4 +1,4 @@
-"""Programs of gpu_peers.py that the library does not have: MLA decode, products of dynamic sizes."""
+"""Programs of gpu_peers.py that the library has not: MLA decode, products of dynamic sizes."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ LOG2_E = 1.4426950408889634
 @T.macro
 def _combine(parts: Any, lse: Any, out: Any) -> None:
     """Add up the parts of all splits by their shares of the sum of weights."""
-    batch, heads, splits, dim = parts.shape
+    batch, splits, heads, dim = parts.shape
     with T.Kernel(heads, batch, threads=128) as (by, bz):
         total = T.alloc_fragment((dim,), "float32")
         top, whole, share = (T.alloc_var("float32") for _ in range(3))
         T.clear(total)
         top = -1e30
         for x in T.serial(splits):
-            top = T.max(top, lse[bz, by, x])
+            top = T.max(top, lse[bz, x, by])
         whole = 0.0
         for x in T.serial(splits):
-            whole = whole + T.exp2(lse[bz, by, x] - top)
+            whole = whole + T.exp2(lse[bz, x, by] - top)
         for x in T.serial(splits):
-            share = T.exp2(lse[bz, by, x] - top) / whole
+            share = T.exp2(lse[bz, x, by] - top) / whole
             for d in T.Parallel(dim):
-                total[d] += parts[bz, by, x, d] * share
+                total[d] += parts[bz, x, by, d] * share
         T.copy(total, out[bz, by, 0])
 
 
@@ -47,8 +47,8 @@ def mla_decode(
         K_pe: T.Tensor((batch, seq, pe), dtype),  # type: ignore[valid-type]
         Out: T.Tensor((batch, heads, dim), dtype),  # type: ignore[valid-type]
     ) -> None:
-        parts = T.alloc_global((batch, heads, splits, dim), "float32")
-        lse = T.alloc_global((batch, heads, splits), "float32")
+        parts = T.alloc_global((batch, splits, heads, dim), "float32")
+        lse = T.alloc_global((batch, splits, heads), "float32")
         with T.Kernel(heads // BH, splits, batch, threads=threads) as (bx, by, bz):
             q, q_pe = T.alloc_shared((BH, dim), dtype), T.alloc_shared((BH, pe), dtype)
             kv, k_pe = T.alloc_shared((BN, dim), dtype), T.alloc_shared((BN, pe), dtype)
@@ -88,10 +88,10 @@ def mla_decode(
             if splits == 1:
                 T.copy(out, Out[bz, bx * BH, 0])
             else:
-                for i, d in T.Parallel(BH, dim):
-                    parts[bz, bx * BH + i, by, d] = out[i, d]
                 for i in T.Parallel(BH):
-                    lse[bz, bx * BH + i, by] = T.log2(total[i]) + top[i] * scale
+                    total[i] = T.log2(total[i]) + top[i] * scale
+                T.copy(out, parts[bz, by, bx * BH, 0])
+                T.copy(total, lse[bz, by, bx * BH])
         if splits > 1:
             _combine(parts, lse, Out)
 

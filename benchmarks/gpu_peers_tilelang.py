@@ -1,5 +1,6 @@
 """TileLang's side of gpu_peers.py: its examples' programs, by type, layout and mask."""
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tilelang.language as T
@@ -92,3 +93,16 @@ def attention(
             T.copy(O_shared, Output[bz, by, bx * BM : (bx + 1) * BM, :])
 
     return main
+
+
+def programs(kernel: str, problem: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield (config, program) of the examples for a workload: configs for Hopper."""
+    sizes: list[int] = []
+    if kernel in ("gemm", "dynamic_gemm"):
+        sizes = [int(problem[name]) for name in "mnk"]
+        for tile in ((128, 256, 64, 3, 256), (128, 256, 64, 4, 256), (256, 128, 64, 3, 256)):
+            yield str(tile), gemm(*sizes, str(problem["dtype"]), *tile)
+    elif kernel == "attention" and problem["dtype"] == "float16":
+        sizes = [int(problem[name]) for name in ("batch", "heads", "kv_heads", "seq_q", "dim")]
+        for blocks in ((128, 128, 2, 256), (128, 128, 1, 256), (128, 64, 2, 256)):
+            yield str(blocks), attention(*sizes, bool(problem["causal"]), *blocks)

@@ -180,7 +180,9 @@ def _mla(problem: Mapping[str, Any], inputs: Sequence[Any], outs: Sequence[Any])
         torch.bmm(torch.softmax(scores, -1), kv, out=outs[0])
 
     def attended() -> Any:
-        return functional.scaled_dot_product_attention(both[:, None], keys[:, None], kv[:, None])[:, 0]
+        return functional.scaled_dot_product_attention(both[:, None], keys[:, None], kv[:, None])[
+            :, 0
+        ]
 
     yield "torch", "bmm, softmax, bmm", joined, None
     yield "torch", "baddbmm, softmax, bmm", scaled, None
@@ -208,7 +210,12 @@ def _rms_norm(problem: Mapping[str, Any], inputs: Sequence[Any], outs: Sequence[
 
 def _layer_norm(problem: Mapping[str, Any], inputs: Sequence[Any], outs: Sequence[Any]) -> Peers:
     x, w, b = inputs
-    yield "torch", "layer_norm", lambda: functional.layer_norm(x, (x.shape[1],), w, b, EPSILON), None
+    yield (
+        "torch",
+        "layer_norm",
+        lambda: functional.layer_norm(x, (x.shape[1],), w, b, EPSILON),
+        None,
+    )
 
 
 MAKERS: Mapping[str, Callable[..., Peers]] = {

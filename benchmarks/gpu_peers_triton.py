@@ -221,9 +221,7 @@ def _dequant(
     deep, words, each = tl.arange(0, BK), tl.arange(0, BK // 8), tl.arange(0, 8) * 4
     total = tl.zeros((BM, BN), tl.float32)
     for k in range(split * SPAN, tl.minimum(split * SPAN + SPAN, K), BK):
-        a = tl.load(
-            A + rows[:, None] * K + k + deep[None, :], mask=rows[:, None] < M, other=0.0
-        )
+        a = tl.load(A + rows[:, None] * K + k + deep[None, :], mask=rows[:, None] < M, other=0.0)
         if ONCE:
             packed = tl.load(W + (k // 8 + words)[:, None] * N + columns[None, :])
             codes = (packed[:, None, :] >> each[None, :, None]) & 15

@@ -318,10 +318,13 @@ def _decodes(
             BH, BN, PE > 0, q.dtype == torch.float16,
         )  # fmt: skip
         grid = (B, HK * triton.cdiv(group, BH), splits)
-        yield str(config), [
-            Launch(_decode, grid, arguments, warps, stages),
-            Launch(_combine, (B * H,), (parts, lse, out, splits, D), 4),
-        ]
+        yield (
+            str(config),
+            [
+                Launch(_decode, grid, arguments, warps, stages),
+                Launch(_combine, (B * H,), (parts, lse, out, splits, D), 4),
+            ],
+        )
 
 
 def mla(problem: Mapping[str, Any], inputs: Sequence[Any], outs: Sequence[Any]) -> Launches:
@@ -421,7 +424,10 @@ def linear(problem: Mapping[str, Any], inputs: Sequence[Any], outs: Sequence[Any
         states = torch.empty((B, H, S // BC, D, DV), dtype=q.dtype, device=q.device)
         scan = (k, v, states, S, D, DV, BC, scanned)
         output = (q, k, v, states, outs[0], S, D, DV, BC, BV)
-        yield f"two kernels {choice}", [
-            Launch(_states, (DV // scanned, B * H), scan, warps, stages),
-            Launch(_outputs, (DV // BV, S // BC, B * H), output, warps, stages),
-        ]
+        yield (
+            f"two kernels {choice}",
+            [
+                Launch(_states, (DV // scanned, B * H), scan, warps, stages),
+                Launch(_outputs, (DV // BV, S // BC, B * H), output, warps, stages),
+            ],
+        )
