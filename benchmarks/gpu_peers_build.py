@@ -21,6 +21,35 @@ MLA = (
 DYNAMIC_TILES = ((128, 256, 64, 3, 256), (128, 128, 64, 4, 256), (256, 128, 64, 3, 256))
 
 
+# Configs that peers have, beside the recommender's and the measured ones.
+FURTHER: Mapping[str, Sequence[dict[str, Any]]] = {
+    "scaled_gemm": [
+        {"block_M": 128, "block_N": 256, "block_K": 128, "num_stages": n, "threads": 256}
+        for n in (3, 4)
+    ],
+    "decode_attention": [
+        {"splits": s, "block_M": 16, "block_N": n, "num_stages": 3, "threads": 128}
+        for s, n in ((16, 64), (32, 64), (4, 64), (16, 128))
+    ],
+    "dequant_gemm": [
+        {
+            "block_M": 128,
+            "block_N": 128,
+            "block_K": 64,
+            "num_stages": 3,
+            "threads": 256,
+            "splits": 1,
+        }
+    ],
+    "grouped_gemm": [
+        {"block_M": 128, "block_N": 256, "block_K": 64, "num_stages": 3, "threads": 256}
+    ],
+    "rms_norm": [{"block_M": 1, "threads": 128}, {"block_M": 1, "threads": 512}],
+    "layer_norm": [{"block_M": 1, "threads": 128}, {"block_M": 1, "threads": 512}],
+    "softmax": [{"block_M": 1, "threads": 256}, {"block_M": 1, "threads": 512}],
+}
+
+
 def build(folder: Path, target: str, measured: Sequence[Path], only: str) -> None:
     """Compile our candidates into ``folder``; what the device does not need is left out."""
     from gpu_peers import label_of
@@ -157,7 +186,8 @@ def chosen(
         for configs in (recommended, fastest):
             if i < len(configs) and configs[i] not in found:
                 found.append(configs[i])
-    return found[:count]
+    further = FURTHER.get(name, ()) if name != "dequant_gemm" or problem["m"] > 64 else ()
+    return found[:count] + [c for c in further if c not in found[:count]]
 
 
 def best_of(
