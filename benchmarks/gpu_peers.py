@@ -108,7 +108,7 @@ class Clock:
                 graph.replay()
                 torch.cuda.synchronize()
             except Exception as error:  # noqa: BLE001  # some calls cannot be captured
-                print(f"  no graph of {name}: {str(error).splitlines()[0][:200]}", flush=True)
+                print(f"  no graph of {name}: {str(error)[:200]}", flush=True)
                 continue
             graphs[name] = graph, count
         found: dict[str, list[float]] = {name: [] for name in graphs}
@@ -557,7 +557,7 @@ def main() -> None:
     building.add_argument("--measured", type=Path, action="append", default=[])
     warming.add_argument("--jobs", type=int, default=16)
     warming.add_argument("--seconds", type=float, default=90.0)
-    warming.add_argument("--offline", action="store_true", help="without a GPU: only to try it")
+    warming.add_argument("--offline", action="store_true", help="for sm_90, whatever is here")
     running.add_argument("--out", type=Path)
     running.add_argument("--seconds", type=float, default=150.0)
     given = parser.parse_args()
