@@ -47,6 +47,7 @@ TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 2e-2, torch.float32: 1e-3}
 LIMIT_S, ATTEMPTS = 25.0, 4  # of a workload
 GRACE_S = 5.0  # of the last one, after the time that a run has
 SHARED_BYTES = 232_448  # of a block of sm_90
+PREPARING = "inputs and reference"
 WARMED = "warm.json"  # what Triton could not compile
 
 
@@ -316,7 +317,8 @@ def run(folder: Path, out: Path | None, only: str, seconds: float) -> None:
         attempts = 1 if ended else attempts + 1
         if time.monotonic() > begin + seconds:
             break
-        if attempts >= ATTEMPTS:
+        is_hopeless = PREPARING in left_out.get(wanted[0].name, ()) if wanted else False
+        if attempts >= ATTEMPTS or is_hopeless:
             print(f"{label_of(_case(wanted[0]))}: given up", flush=True)
             wanted.pop(0)
             attempts = 0
@@ -381,7 +383,7 @@ def _work_through(
                 break
             begin = time.monotonic()
             case = _case(place)
-            pipe.send(("entry", "inputs and reference"))
+            pipe.send(("entry", PREPARING))
             work = prepare(case["kernel"], case["problem"], "cuda")
             made = [{**m, "path": place / m["folder"]} for m in case["ours"]]
             found = compare(
