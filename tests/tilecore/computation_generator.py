@@ -23,6 +23,7 @@ DTYPES = tuple(EPSILON)
 LARGEST, LARGEST_SIZE = 500.0, 20_000
 MOST_ERROR = 0.05  # of the largest element
 FLOAT32 = EPSILON[torch.float32]
+FLOAT32_OPERANDS = 0.0  # what products cut off theirs, of their size: 2**-10 of TF32, on GPUs
 UNARY = (  # with the largest element that they take
     ("-{}", 1e3), ("{}.abs()", 1e3), ("torch.relu({})", 1e3), ("{}.tanh()", 1e3),
     ("torch.sigmoid({})", 1e3), ("{}.erf()", 1e3), ("torch.sin({})", 30), ("{}.cos()", 30),
@@ -331,7 +332,8 @@ class Writer:
     def multiplied(self, text, left, right, dtype) -> Value | None:
         (a, wrong_a), (b, wrong_b) = left, right
         size, summed = a.abs() @ b.abs(), min(a.shape[-1], 64)
-        error = wrong_a @ b.abs() + a.abs() @ wrong_b + wrong_a @ wrong_b + summed * FLOAT32 * size
+        cut = summed * FLOAT32 + operands_cut(dtype)
+        error = wrong_a @ b.abs() + a.abs() @ wrong_b + wrong_a @ wrong_b + cut * size
         return self.keep(text, a @ b, error, dtype)
 
     def einsum(self) -> None:
@@ -350,7 +352,7 @@ class Writer:
             return torch.einsum(equation, p, q)
 
         size = of(x.exact.abs(), w.exact.abs())
-        error = of(x.error, w.exact.abs()) + 64 * FLOAT32 * size
+        error = of(x.error, w.exact.abs()) + (64 * FLOAT32 + operands_cut(x.dtype)) * size
         self.keep(text, of(x.exact, w.exact), error, x.dtype)
 
     def attention(self) -> None:
@@ -371,7 +373,8 @@ class Writer:
             mask, scale = self.input(self.choice([(keys,), (queries, keys)]), q.dtype), 0.25
             text = f"({q.name} @ {k.name}.mT * 0.25 + {mask.name}).softmax(-1) @ {v.name}"
         size = q.exact.abs() @ k.exact.mT.abs()
-        wrong = q.error @ k.exact.mT.abs() + 64 * FLOAT32 * size
+        cut = 64 * FLOAT32 + operands_cut(q.dtype)
+        wrong = q.error @ k.exact.mT.abs() + cut * size
         wrong = scale * wrong + EPSILON[q.dtype] * (scale * size + 4)  # scores may be rounded
         scores = q.exact @ k.exact.mT * scale
         if mask is not None:
@@ -381,7 +384,7 @@ class Writer:
             scores, wrong = scores.masked_fill(~seen, -math.inf), wrong * seen
         weights = scores.softmax(-1)
         drift = weights * (wrong + (weights * wrong).sum(-1, keepdim=True) + EPSILON[q.dtype])
-        drift = drift * 2 + 64 * FLOAT32 * weights
+        drift = drift * 2 + cut * weights
         self.keep(text, weights @ v.exact, drift @ v.exact.abs(), q.dtype)
 
     def write(self) -> Drawn:
@@ -406,6 +409,11 @@ class Writer:
             f"    return {', '.join(r.name for r in results)}",
         ])  # fmt: skip
         return self.drawn
+
+
+def operands_cut(dtype: torch.dtype) -> float:
+    """Return what a product may lose of what it multiplies, of its size."""
+    return 2 * FLOAT32_OPERANDS if dtype == torch.float32 else 0.0
 
 
 def broadcasts(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
