@@ -53,7 +53,7 @@ def _run(work: Work, pipe: Connection) -> None:
 
 
 def messages(
-    children: Sequence[Child], until: float, silent_s: float
+    children: Sequence[Child], until: float, silent_s: float = float("inf")
 ) -> Iterator[tuple[Child, Any]]:
     """Yield what children send; (child, None): it is over, or was silent too long.
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-Tensor = torch.Tensor
+Tensor = Any  # of torch
 Draw = Callable[..., Tensor]  # (*shape, scale=1.0) -> random numbers of the case's type
 HALF, BRAIN, FLOAT = torch.float16, torch.bfloat16, torch.float32
 
@@ -28,7 +28,7 @@ class Case:
 
     function: Callable[..., Any]
     tensors: Callable[..., tuple[Tensor, ...]]
-    dtype: torch.dtype
+    dtype: Any
     sizes: tuple[int, ...]
     small: tuple[int, ...]
 
