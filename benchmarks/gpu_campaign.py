@@ -56,7 +56,7 @@ OPERATORS = (
     "rms_norm m=8192 n=4096 dtype=bfloat16",
     "softmax m=8192 n=4096 dtype=float16",
     "layer_norm m=8192 n=1024 dtype=float16",
-    "elementwise m=4096 n=14336 dtype=bfloat16",
+    "elementwise m=2048 n=14336 dtype=bfloat16",
     "reduction m=8192 n=4096 axis=n",
     "gemm_epilogue m=4096 n=4096 k=1024 dtype=float16 out_dtype=float16",
     "dequant_gemm m=16 n=4096 k=4096",
@@ -74,7 +74,7 @@ OPERATORS = (
     "rms_norm m=2048 n=8192 dtype=float16",
     "layer_norm m=4096 n=5120 dtype=bfloat16",
     "reduction m=8192 n=4096 axis=m",
-    "elementwise m=8192 n=4096 dtype=float16 activation=gelu combine=add",
+    "elementwise m=4096 n=4096 dtype=float16 activation=gelu combine=add",
     "dequant_gemm m=1 n=14336 k=4096",
     "conv2d batch=32 height=14 width=14 channels=256 filters=256 padding=1 dtype=bfloat16"
     " out_dtype=bfloat16",
