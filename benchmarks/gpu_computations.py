@@ -253,8 +253,7 @@ def prepared(children: list[Child], rows: dict[str, dict[str, Any]], until: floa
             rows[child.name] |= message
     for child in left:
         rows[child.name].setdefault("error", "not prepared in time")
-        if "eager_is_right" not in rows[child.name]:
-            child.process.kill()
+        child.process.kill()  # the device is for those that are timed
     return ready
 
 
