@@ -34,9 +34,9 @@ def test_all_stages_at_once(kernel) -> None:
         "source", "scaled_products", "guard_tiles", "hoist_views", "serialize_threads",
         "vectorize_threads", "drop_stages", "settle", "guarded_loads", "converting_copies",
         "fold_clear", "live_rows", "split_tiles", "join_blocks", "own_tiles", "repeated_math",
-        "few_rows", "inference", "tir",
+        "rows_in_turn", "few_rows", "inference", "tir",
     ]  # fmt: skip
-    assert shown.count("(unchanged)") == 14
+    assert shown.count("(unchanged)") == 15
 
 
 @pytest.mark.parametrize(

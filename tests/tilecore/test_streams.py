@@ -39,15 +39,38 @@ def test_large_outputs_only():
     assert ROWS * COLUMNS * 4 > LEAST_BYTES
 
 
-def test_not_where_blocks_may_see_each_others_work():
+def counting(asks):
+    """Return a program whose blocks count themselves, and perhaps ask who came before."""
+
     @T.prim_func
-    def main(X: T.Tensor((1 << 22,), "float32"), C: T.Tensor((1,), "int32")):
+    def main(X: T.Tensor((1 << 22,), "float32"), C: T.Tensor((2,), "int32")):
+        with T.Kernel(1 << 12) as b:
+            for i in T.Parallel(1024):
+                X[b * 1024 + i] = 1.0
+            if asks:
+                before = T.atomic_add(C[0], 1, return_prev=True)
+                C[1] = before
+            else:
+                T.atomic_add(C[0], 1)
+
+    return main
+
+
+def polling():
+    @T.prim_func
+    def main(X: T.Tensor((1 << 22,), "float32"), C: T.Tensor((2,), "int32")):
         with T.Kernel(1 << 12) as b:
             for i in T.Parallel(1024):
                 X[b * 1024 + i] = 1.0
             T.atomic_add(C[0], 1)
+            C[1] = C[0]
 
-    assert names(main) == set()
+    return main
+
+
+def test_not_where_blocks_may_see_each_others_work():
+    assert names(counting(asks=True)) == names(polling()) == set()
+    assert names(counting(asks=False)) == {"X"}
 
 
 def test_not_sums_that_grow_in_the_output():

@@ -84,7 +84,7 @@ def _is_set_first(buffer: Buffer, seq: Seq, nest: FusedNest) -> bool:
     first = next(i for i, s in enumerate(touching) if s in nest.members)
     if any(s not in nest.members for s in touching[first:]):
         return False
-    if first > 0 and _sets_whole(touching[0], buffer):
+    if first > 0 and sets_whole(touching[0], buffer):
         return True
     return _nest_sets(buffer, nest) and not any(_readers(buffer, s) for s in touching[:first])
 
@@ -99,11 +99,14 @@ def _nest_sets(buffer: Buffer, nest: FusedNest) -> bool:
     return False
 
 
-def _sets_whole(stmt: Stmt, buffer: Buffer) -> bool:
+def sets_whole(stmt: Stmt, buffer: Buffer) -> bool:
+    """Return whether a statement sets all of a tile, and reads nothing of it before."""
     match stmt:
         case Fill(dst=dst):
             return covers_whole(dst)
         case Copy(src=src, dst=dst):
+            return src.buffer is not buffer and dst.buffer is buffer and covers_whole(dst)
+        case Reduce(src=src, dst=dst, clear=True):
             return src.buffer is not buffer and dst.buffer is buffer and covers_whole(dst)
         case Gemm(a=a, b=b, c=c, clear_accum=Const(value=True)):
             return buffer not in (a.buffer, b.buffer) and covers_whole(c)

@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from tilecore.inference.plan import TileSource
 from tilecore.inference.regions import is_contiguous
 from tilecore.inference.uses import Use
+from tilecore.ir.analysis import kept_axes
 from tilecore.ir.bounds import linear
 from tilecore.ir.expr import Expr, Var
 from tilecore.ir.nodes import Buffer, Copy, Reduce, Store
@@ -28,10 +29,19 @@ def is_read_in_place(
         return False
     if source.axes[-1] is None or source.limits[-1] is not None:
         return False
-    return all(
-        use.context.loops == source.context.loops and _reads_along_rows(use, operands)
-        for use in readers
-    )
+    return all(_is_as_near(use, source) and _reads_along_rows(use, operands) for use in readers)
+
+
+def _is_as_near(use: Use, source: TileSource) -> bool:
+    """Return whether a tile is read as often as it is copied, or lies in one piece in its tensor.
+
+    What loops read again and again need not be far apart, nor converted each time.
+    """
+    copy, outer = source.copy, source.context.loops
+    if use.context.loops == outer:
+        return True
+    is_piece = len(kept_axes(copy.dst)) == 1 and copy.src.buffer.dtype == copy.dst.buffer.dtype
+    return is_piece and use.context.loops[: len(outer)] == outer
 
 
 def is_as_cheap(copy: Copy) -> bool:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 
-from tilecore.ir.analysis import read_buffers, writes, written_buffers
+from tilecore.ir.analysis import read_buffers, reads, writes, written_buffers
 from tilecore.ir.nodes import (
     Alloc,
     Annotate,
+    Atomic,
     Buffer,
     Copy,
     Fill,
@@ -26,6 +27,7 @@ from tilecore.ir.nodes import (
     Reduce,
     Scan,
     Seq,
+    Stmt,
     Store,
 )
 from tilecore.ir.visitor import walk
@@ -41,7 +43,11 @@ PLAIN = (
 def streamed_tensors(func: PrimFunc) -> frozenset[Buffer]:
     """Return the parameters whose whole vectors are to be stored past the caches."""
     stmts = list(walk(func.body))
-    if not all(isinstance(stmt, PLAIN) for stmt in stmts):
+    sums = [stmt for stmt in stmts if isinstance(stmt, Atomic)]
+    if not all(isinstance(stmt, PLAIN) or _only_adds(stmt) for stmt in stmts):
+        return frozenset()
+    others = {b.root for s in stmts if not isinstance(s, Atomic) for b in reads(s)}
+    if any(stmt.buffer.root in others for stmt in sums):
         return frozenset()
     unfit = {b.root for b in read_buffers(func.body)}
     for stmt in stmts:
@@ -50,6 +56,11 @@ def streamed_tensors(func: PrimFunc) -> frozenset[Buffer]:
     written = {b.root for b in written_buffers(func.body)} - unfit
     tensors = (p for p in func.params if isinstance(p, Buffer))
     return frozenset(p for p in tensors if p in written and size_bytes(p) >= LEAST_BYTES)
+
+
+def _only_adds(stmt: Stmt) -> bool:
+    """Return whether a statement is an update that tells its block nothing of the others."""
+    return isinstance(stmt, Atomic) and stmt.prev is None and stmt.order == "relaxed"
 
 
 def size_bytes(buffer: Buffer) -> int:

@@ -25,6 +25,7 @@ from tilecore.passes import (
     own_tiles,
     private_tiles,
     repeated_math,
+    rows_in_turn,
     settle,
     split_tiles,
     stage_outputs,
@@ -52,6 +53,7 @@ PIPELINE: tuple[tuple[str, Pass], ...] = (
     ("join_blocks", join_blocks.run),
     ("own_tiles", own_tiles.run),
     ("repeated_math", repeated_math.run),
+    ("rows_in_turn", rows_in_turn.run),
 )
 
 

@@ -70,11 +70,11 @@ class _Splitter(Rewriter):
         if tile in self.viewed | self.annotated | self.operands or copy.barrier is not None:
             return False
         is_box = copy.src.buffer.scope == "global" and covers_whole(copy.dst)
-        is_known_here = 0 < _users(seq, tile) == _users(self.launch, tile)
+        is_known_here = 0 < users(seq, tile) == users(self.launch, tile)
         return is_box and is_as_cheap(copy) and is_known_here
 
 
-def _users(stmt: Stmt, tile: Buffer) -> int:
+def users(stmt: Stmt, tile: Buffer) -> int:
     """Return how many statements below ``stmt`` do something with a tile themselves."""
     count = 0
     for inside in walk(stmt):
