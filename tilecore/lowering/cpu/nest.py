@@ -27,6 +27,7 @@ from tilecore.lowering.cpu.access import Accessor, Extent
 from tilecore.lowering.cpu.blended import blended
 from tilecore.lowering.cpu.guarded import Guarded, guarded
 from tilecore.lowering.cpu.lets import has_vector_form, indices_of, inlined, is_uniform
+from tilecore.lowering.cpu.multiplied import multiplied
 from tilecore.lowering.cpu.rows_ahead import RowsAhead
 from tilecore.lowering.cpu.scalar import LIBM, Scope, lower, value_type, widen, without_division
 from tilecore.lowering.cpu.tir import add, maximum, mul, quotient, typed
@@ -77,19 +78,34 @@ class NestLowering:
         if lanes == 1 or short:
             self._scalar(nest.body, var, 0, count)
             return
-        if not self._vectorises(steady, var, lanes):
-            self.lane_zero = Var("first")
-            given, steady = steady, inlined(steady, loads=True)
-            steady = first_lane.shared(steady, self.lane_zero, lanes)
-            if steady is given or not self._vectorises(steady, var, lanes):
-                self._scalar(nest.body, var, 0, count)
-                return
+        found = self._vector_form(steady, var, lanes)
+        if found is None:
+            self._scalar(nest.body, var, 0, count)
+            return
+        steady = found
         shared = () if self.guarded is None else self.guarded.shared
         with self._where(shared):
             if size is None:
                 self._dynamic(steady, var, count, lanes)
             else:
                 self._whole_vectors(steady, var, size, lanes)
+
+    def _vector_form(self, nest: Parallel, var: Var, lanes: int) -> Parallel | None:
+        """Return a nest as vectors can run it, None where they cannot."""
+        if self._vectorises(nest, var, lanes):
+            return nest
+        self.lane_zero = Var("first")
+        shared = first_lane.shared(inlined(nest, loads=True), self.lane_zero, lanes)
+        if shared is not nest and self._vectorises(shared, var, lanes):
+            return shared
+        size = int_value(nest.extents[-1])
+        if size is None:
+            return None
+        self.accessor.ranges[var] = (0, size - 1)
+        found = multiplied(shared, self.accessor.bounds)
+        is_vector = found is not shared and self._vectorises(found, var, lanes)
+        del self.accessor.ranges[var]
+        return found if is_vector else None
 
     @contextmanager
     def _where(self, conds: Sequence[Expr]) -> Iterator[None]:
