@@ -1,5 +1,8 @@
 """Vectors whose lanes lie anywhere: gathered, scattered, or told by their first lane."""
 
+import ctypes
+import mmap
+
 import numpy as np
 import pytest
 
@@ -219,3 +222,67 @@ def test_lanes_beyond_the_last_vector(n, path):
 @pytest.mark.parametrize(("c", "runs"), [(3, False), (16, True), (48, True), (64, True)])
 def test_vectors_within_a_pixel_are_loaded_as_such(c, runs):
     assert has(windows(c, 5, 9 * c, 32), "T.Select(T.Broadcast(") == runs
+
+
+# --- near each other ------------------------------------------------------------------------------
+
+
+def resampled(scale, n, size, dtype="float32", back=False):
+    """Return a program that reads where floats say, some of it outside of the tensor."""
+
+    @T.prim_func
+    def main(X: T.Tensor((n,), dtype), Y: T.Tensor((size,), dtype)):
+        with T.Kernel(1, threads=128):
+            for i in T.Parallel(size):
+                x = T.cast(i, "float32") * scale - 1.5
+                left = T.cast(x, "int32")
+                at = n - 1 - left if back else left
+                a, b = X[at], X[at + 1]
+                Y[i] = ((a * a + b) * T.cast(3, dtype) + b * a) * T.cast(2, dtype) - a - b * b
+
+    return main
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("dtype", ["float32", "int32", "uint32"])
+@pytest.mark.parametrize("back", [False, True])
+@pytest.mark.parametrize("scale", [0.0, 0.3, 1.0, 1.9, 2.1, 40.0])
+def test_lanes_near_each_other_and_not(scale, back, dtype, path):
+    rng = np.random.default_rng(2)
+    x = rng.integers(0, 9, 300).astype(dtype)
+    func = resampled(scale, 300, 331, dtype, back)
+    check(func, [x], [np.zeros(331, dtype)], path)
+    assert has(func, "_near")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_what_is_not_in_memory_is_not_touched(path):
+    """The last elements of memory that ends there."""
+    page = 4096
+    memory = mmap.mmap(-1, 2 * page)
+    whole = np.frombuffer(memory, np.float32)
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mprotect(ctypes.c_void_p(whole.ctypes.data + page), page, 0) == 0
+    try:
+        x = whole[page // 4 - 40 : page // 4]
+        x[:] = np.arange(40)
+        check(resampled(0.5, 40, 83), [x], [np.zeros(83, np.float32)], path)
+        check(resampled(1.5, 40, 83, back=True), [x], [np.zeros(83, np.float32)], path)
+    finally:
+        libc.mprotect(ctypes.c_void_p(whole.ctypes.data + page), page, 3)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_divisions_beside_them(path):
+    """Both need the instruction that permutes two registers."""
+
+    @T.prim_func
+    def main(X: T.Tensor((99,), "float32"), Y: T.Tensor((160,), "float32")):
+        with T.Kernel(1, threads=128):
+            for i in T.Parallel(160):
+                x = T.cast(i, "float32") * 0.6
+                a = X[T.cast(x, "int32")]
+                Y[i] = (T.log(a) + a * a) / X[0] + T.exp(a)
+
+    x = np.random.default_rng(3).random(99, dtype=np.float32) + 0.5
+    check(main, [x], [np.zeros(160, np.float32)], path)

@@ -9,9 +9,10 @@ from tvm import tirx as tir
 
 from tilecore.inference.storage import Storage
 from tilecore.ir.dtype import DType
-from tilecore.ir.expr import Call, Const, Expr, Load, Var, cast
+from tilecore.ir.expr import Call, Cast, Const, Expr, Load, Var, cast
 from tilecore.ir.nodes import Stmt
 from tilecore.ir.visitor import expressions, walk_expr
+from tilecore.lowering.cpu import near
 from tilecore.lowering.cpu.llvm_text import LLVM_TYPES
 from tilecore.lowering.cpu.scalar import Scope, convert, from_memory, lower, memory_type, widen
 from tilecore.lowering.cpu.tir import add, broadcast, vector_type
@@ -67,12 +68,23 @@ def gathered(accessor: Accessor, load: Load, scope: Scope) -> Any:
         ends = [(i, n) for i, n in ends if not _is_inside(accessor, i, n)]
     mask = _mask(accessor, ends, scope)
     kind = memory_type(stored)
-    name = f"tilecore_gather_{lanes}x{kind}"
+    name, element = f"tilecore_gather_{lanes}x{kind}", LLVM_TYPES[kind]
+    text = _text(name, element, lanes)
+    if lanes == accessor.register_lanes and kind in near.TYPES and _is_rounded(at):
+        for known, line in {**near.declarations(element, lanes), name: text}.items():
+            builder.define_llvm(known, line)
+        name, text = f"{name}_near", near.text(f"{name}_near", name, element, lanes)
     first = tir.address_of(builder.load(place.memory, add(place.base, 0)))
-    raw = builder.call_llvm(
-        vector_type(kind, lanes), name, _text(name, LLVM_TYPES[kind], lanes), first, offsets, mask
-    )
+    raw = builder.call_llvm(vector_type(kind, lanes), name, text, first, offsets, mask)
     return convert(from_memory(raw, stored, lanes), stored, load.dtype, lanes)
+
+
+def _is_rounded(index: Expr) -> bool:
+    """Return whether an index comes from floats: those of neighbours in an image are neighbours."""
+    return any(
+        isinstance(node, Cast) and node.dtype.is_integer and node.a.dtype.is_float
+        for node in walk_expr(index)
+    )
 
 
 def _is_inside(accessor: Accessor, index: Expr, extent: Any) -> bool:

@@ -15,7 +15,7 @@ def pick(builder: TirBuilder, table: Any, size: int, index: Any, lanes: int, reg
     ``table``: a vector of ``size`` floats (float32); ``index``: int32, less than ``size``;
     ``register``: floats in a vector register (8 or 16).
     """
-    permute, part = _INSTRUCTIONS[register], f"<{register} x float>"
+    permute, part = PERMUTE[register], f"<{register} x float>"
     builder.define_llvm(permute, f"declare {part} @{permute}({part}, <{register} x i32>)")
     name = f"tilecore_pick_{size}x{lanes}"
     text = _text(name, size, lanes, register)
@@ -36,7 +36,7 @@ def _text(name: str, size: int, lanes: int, register: int) -> str:
     for p in parts:
         taken = ", ".join(f"i32 {min(p * register + i, lanes - 1)}" for i in range(register))
         lines.append(f"%i{p} = shufflevector {indices} %i, {indices} poison, {words} <{taken}>")
-        permute = f"call {part} @{_INSTRUCTIONS[register]}({part}"
+        permute = f"call {part} @{PERMUTE[register]}({part}"
         lines.append(f"%a{p} = {permute} %low, {words} %i{p})")
         if size <= register:
             continue
@@ -82,4 +82,4 @@ def _splat(value: int, lanes: int) -> str:
     return "<" + ", ".join([f"i32 {value}"] * lanes) + ">"
 
 
-_INSTRUCTIONS = {8: "llvm.x86.avx2.permps", 16: "llvm.x86.avx512.permvar.sf.512"}
+PERMUTE = {8: "llvm.x86.avx2.permps", 16: "llvm.x86.avx512.permvar.sf.512"}
