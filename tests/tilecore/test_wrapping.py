@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 import tilecore.language as T
-from tests.tilecore.x86_paths import HOST
-from tilecore.compiler import lower
+from tests.tilecore.x86_paths import HOST, here, paths
+from tilecore import runtime
+from tilecore.compiler import compile, lower
+from tilecore.interpreter import run
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Const, cast, const, unary
 
@@ -251,3 +253,31 @@ def test_what_is_cut_off_is_stored_last_one_first_under_a_condition(run_both):
         rng.integers(-3, 4, (2, 72)).astype(np.float32),
     ]
     run_both(main, given, [np.zeros((2, 32), np.uint8)])
+
+
+@pytest.mark.parametrize("target", paths("avx2", "avx512"))
+def test_quotients_of_elements_that_say_which_row(target):
+    """TVM failed over a literal: what it adds to a quotient, times the row's length."""
+
+    @T.prim_func
+    def main(
+        X: T.Tensor((9, 83), "float32"),
+        P: T.Tensor((37,), "int32"),
+        Y: T.Tensor((3, 37), "float32"),
+    ):
+        with T.Kernel(3, threads=64) as b:
+            for j in T.Parallel(37):
+                row = (P[(b * 5 + j) % 37] // 3 + 5) // 7
+                other = P[(b * 64 + j) % 37] // 3 // 3
+                v = T.exp(T.min(T.if_then_else(b % 3 == 1, 1.0, X[row, j] + X[other, j]), 2.0))
+                if b < 2:
+                    Y[b, j] = v
+
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((9, 83), dtype=np.float32)
+    p = rng.integers(-40, 200, 37).astype(np.int32)
+    p[::9], p[3::9] = -(2**31) + np.arange(5), 2**31 - 1 - np.arange(4)
+    wanted, found = (np.zeros((3, 37), np.float32) for _ in range(2))
+    run(main, x, p, wanted)
+    runtime.load(compile(main, here(target)))(x, p, found)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)

@@ -28,8 +28,9 @@ from tilecore.lowering.cpu.blended import blended
 from tilecore.lowering.cpu.guarded import Guarded, guarded
 from tilecore.lowering.cpu.lets import has_vector_form, indices_of, inlined, is_uniform
 from tilecore.lowering.cpu.multiplied import multiplied
+from tilecore.lowering.cpu.quotients import without_division
 from tilecore.lowering.cpu.rows_ahead import RowsAhead
-from tilecore.lowering.cpu.scalar import LIBM, Scope, lower, value_type, widen, without_division
+from tilecore.lowering.cpu.scalar import LIBM, Scope, lower, value_type, widen
 from tilecore.lowering.cpu.tir import add, maximum, mul, quotient, typed
 from tilecore.lowering.cpu.vector_math import FUNCTIONS
 from tilecore.target import Target

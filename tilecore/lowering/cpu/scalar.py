@@ -31,17 +31,12 @@ from tilecore.ir.expr import (
     Select,
     Unary,
     Var,
-    binary,
     cast,
-    const,
-    holds,
     int_value,
-    select,
-    unary,
 )
 from tilecore.ir.lane_offsets import lane_values
 from tilecore.lowering import rounding
-from tilecore.lowering.cpu import float8, vector_math
+from tilecore.lowering.cpu import float8, quotients, vector_math
 from tilecore.lowering.cpu.division import divide
 from tilecore.lowering.cpu.tir import broadcast, index, ramp, vector_type
 from tilecore.lowering.cpu.wrapping import FLAGGED, PLAIN
@@ -334,43 +329,11 @@ _TIR_BINARY: dict[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
-def _by_negative(expr: Binary, divisor: int) -> Expr:
-    """Return a quotient or remainder by a negative number from those by its magnitude.
-
-    TVM would name what it divides by; under conditions that never hold it names that twice. The
-    least number of a type has no magnitude there: TVM fails at it.
-    """
-    if not holds(expr.dtype, -divisor):
-        is_least, is_above = binary("eq", expr.a, expr.b), binary("gt", expr.a, 0)
-        if expr.op == "mod":
-            return select(is_least, 0, select(is_above, binary("add", expr.a, expr.b), expr.a))
-        return select(is_least, 1, select(is_above, -1, 0))
-    quotient, rest = (binary(op, expr.a, const(-divisor, expr.dtype)) for op in ("floordiv", "mod"))
-    is_rest = binary("ne", rest, 0)
-    if expr.op == "mod":
-        return select(is_rest, binary("add", rest, expr.b), rest)
-    return binary("sub", unary("neg", quotient), cast(is_rest, expr.dtype))
-
-
-def without_division(expr: Binary) -> Binary:
-    """Return a quotient or remainder by ``1 << n`` as a shift or a mask, else ``expr`` itself."""
-    by = expr.b
-    while isinstance(by, Cast) and by.dtype.is_integer and by.a.dtype.is_integer:
-        by = by.a
-    if expr.op not in ("floordiv", "mod") or not isinstance(by, Binary) or by.op != "shl":
-        return expr
-    if int_value(by.a) != 1 or by.dtype != expr.dtype or not expr.dtype.is_integer:
-        return expr
-    if expr.op == "floordiv":
-        return Binary("shr", expr.a, by.b, expr.dtype)
-    return Binary("bitand", expr.a, binary("sub", by, 1), expr.dtype)
-
-
 def _binary(expr: Binary, scope: Scope) -> Any:
-    expr = without_division(expr)
+    expr = quotients.simpler(expr)
     divisor = int_value(expr.b) if expr.op in ("floordiv", "mod") else None
     if divisor is not None and divisor < 0:
-        return lower(cast(_by_negative(expr, divisor), expr.dtype), scope)
+        return lower(cast(quotients.by_negative(expr, divisor), expr.dtype), scope)
     lanes = _lanes(expr, scope)
     if lanes > 1 and expr.op in ("mod", "bitand") and scope.vector is not None:
         known = lane_values(expr, scope.vector, lanes)
@@ -385,12 +348,8 @@ def _binary(expr: Binary, scope: Scope) -> Any:
         is_shared = lanes > 1 and not scope.is_vector(expr.b)
         is_ours = is_shared and value_type(expr.dtype) == "float32"
         return divide(a, b, lanes) if is_ours else tir.Div(a, b)
-    if lanes > 1 and divisor is not None and expr.op in ("floordiv", "mod") and not is_float:
-        return _masked(expr.op, a, divisor, str(expr.dtype), lanes)  # of powers of two
-    if expr.op == "floordiv":
-        return tir.floor(tir.Div(a, b)) if is_float else tir.FloorDiv(a, b)
-    if expr.op == "mod":
-        return a - tir.floor(tir.Div(a, b)) * b if is_float else tir.FloorMod(a, b)
+    if expr.op in ("floordiv", "mod"):
+        return quotients.divided(expr, a, b, lanes)
     if expr.op in ("max", "min") and is_float:
         # As fmax: NaN is dropped on either side (TIR's Max keeps it on the second).
         compare = tir.GT if expr.op == "max" else tir.LT
@@ -400,17 +359,6 @@ def _binary(expr: Binary, scope: Scope) -> Any:
     if expr.op == "eq" and expr.a.dtype == "bool":
         return tir.Not(differs(a, b, "bool"))
     return _TIR_BINARY[expr.op](a, b)
-
-
-def _masked(op: str, value: Any, divisor: int, dtype: str, lanes: int) -> Any:
-    """Return the quotient or remainder of a vector by a power of two."""
-
-    def number(n: int) -> Any:
-        return broadcast(tir.IntImm(dtype, n), lanes)
-
-    if op == "mod":
-        return tir.bitwise_and(value, number(divisor - 1))
-    return tir.shift_right(value, number(divisor.bit_length() - 1))
 
 
 _TIR_CALLS: dict[str, Callable[[Any], Any]] = {
