@@ -164,14 +164,17 @@ def nearest_profile(name: str) -> HardwareProfile | None:
 
     That is the one of its architecture and number of multiprocessors, where the compiler knows the
     device, else of those of its architecture or family the one whose name is most like it, else of
-    all.
+    all. "emulated NAME" is the emulator in the place of that.
     """
+    if name.lower().startswith(f"{EMULATED} "):
+        found = nearest_profile(name[len(EMULATED) :].strip())
+        return None if found is None else emulated(found)
     gpus = [p for p in map(load_profile, profile_names()) if p.kind != "cpu"]
     target = find_gpu_target(name) or find_amd_target(name)
-    if target is not None:
-        alike = [p for p in gpus if p.arch == target.arch]
+    alike = [] if target is None else [p for p in gpus if p.arch == target.arch]
+    if target is not None and alike:
         own = next((p for p in alike if target.device in (p.target, *p.aliases)), None)
-        return own or min(alike, key=lambda p: abs(p.cores - target.multiprocessors), default=None)
+        return own or min(alike, key=lambda p: abs(p.cores - target.multiprocessors))
     steps = {p.name: steps_between(name, p.name) for p in gpus}
     nearest = min(steps.values())
     is_kin = nearest <= FAMILY
@@ -183,8 +186,8 @@ def nearest_profile(name: str) -> HardwareProfile | None:
         for n in (p.name, p.target, *p.aliases)
     }
     cutoff = 0.0 if is_kin else LIKENESS
-    found = difflib.get_close_matches(wanted, list(spellings), n=1, cutoff=cutoff)
-    return spellings[found[0]] if found else None
+    closest = difflib.get_close_matches(wanted, list(spellings), n=1, cutoff=cutoff)
+    return spellings[closest[0]] if closest else None
 
 
 @cache

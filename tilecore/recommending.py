@@ -177,12 +177,16 @@ def installed_recommender() -> Recommender:
     raise RecommenderMissing(group=GROUP)
 
 
-def device_name(target: object) -> str | None:
+def device_name(
+    target: str | Target | GpuTarget | Mapping[str, object] | None,
+) -> str | None:
     """Return the device that the target of ``jit`` names, None for this machine's CPU."""
-    if target == "auto" and isinstance(found := parse_target(target), GpuTarget):
-        return found.kind
-    is_cpu = target in (None, "auto") or (isinstance(target, Target) and target.kind == "llvm")
-    return None if is_cpu else str(getattr(target, "device", target))
+    if isinstance(target, str) and target != "auto":
+        return target
+    found = parse_target(target)
+    if not isinstance(found, GpuTarget):
+        return None
+    return found.kind if target == "auto" else found.device
 
 
 def open_program(

@@ -17,7 +17,7 @@ from tilecore import kernels
 from tilecore.errors import TypeMismatch, UnknownTarget
 from tilecore.gpu_target import GpuTarget
 from tilecore.recommending import OpenProgram, ProgramAdvice
-from tilecore.target import CPU_NAMES, parse_target
+from tilecore.target import CPU_NAMES, Target, names_emulator, parse_target
 from tuner_service.client import ServiceClient
 from tuner_service.errors import TooManyThreads
 from tuner_service.hardware import find_hardware_or_like
@@ -89,6 +89,8 @@ def device_of(store: SqlStore, target: str | None) -> tuple[HardwareProfile, str
     """
     if target is None or target.lower() in CPU_NAMES:
         return host_profile(store), ""
+    if names_emulator(target) and isinstance(cpu := parse_target(target), Target):
+        target = cpu.isa  # emulated, so that every CPU runs it; the choice is that of its own kind
     if target.split()[0].lower() in ("cuda", "hip", "rocm"):
         chosen = parse_target(target)
         assert isinstance(chosen, GpuTarget)

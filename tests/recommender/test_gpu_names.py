@@ -61,9 +61,12 @@ def test_devices_that_the_compiler_knows_are_of_its_architecture(target):
         ("NVIDIA A10G", "sm_86"), ("NVIDIA A40", "sm_86"), ("NVIDIA A30", "sm_80"),
         ("NVIDIA L20", "sm_89"), ("AMD Instinct MI210", "gfx90a"), ("NVIDIA B300", "sm_100a"),
         ("AMD Instinct MI355X", "gfx950"), ("NVIDIA GeForce RTX 5060", "sm_120a"),
+        ("sm_80", "sm_80"), ("sm_103a", "sm_100a"),
     ],
 )  # fmt: skip
 def test_a_device_without_a_profile_is_taken_for_one_of_its_family(name, nearest):
-    found = nearest_profile(name)
+    found, emulated = nearest_profile(name), nearest_profile(f"emulated {name}")
     assert found is not None
     assert found.arch == nearest
+    assert emulated is not None
+    assert emulated.name == f"emulated {found.name}"

@@ -474,6 +474,11 @@ def asks_for_elements(x, y):
         (lambda x, y: x @ y.half().T, TypeMismatch, "one element type"),
         (lambda x, y: x > y, TypeMismatch, "found a comparison"),
         (lambda x, y: torch.where(x & (y > 0), x, y), TypeMismatch, "expected comparisons"),
+        (lambda x, y: (x > y) + 1, TypeMismatch, "`add` of element type float32"),
+        (lambda x, y: torch.where(x > y, 1, 0).sum(-1), TypeMismatch, "found int64"),
+        (lambda x, y: F.relu(torch.where(x > y, 1, 0)), TypeMismatch, "found int64"),
+        (lambda x, y: torch.where(x > y, 2**24 + 1, 0) * x, TypeMismatch, "up to 16777216"),
+        (lambda x, y: F.scaled_dot_product_attention(x, y, y, x @ y.T > 0), TypeMismatch, "bool"),
         (lambda x, y: x // y, UnsupportedSyntax, "`floordiv`"),
         (lambda x, y: 2 % x, UnsupportedSyntax, "`mod`"),
         (lambda x, y: 3, TypeMismatch, "to return tensors"),
@@ -489,6 +494,50 @@ def test_what_it_does_not_know_is_told_with_its_line(function, error, said):
     if said != "to return tensors":
         assert caught.value.span is not None
         assert caught.value.span.file == __file__
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.where(x > 0, 1, 0),
+        lambda x: torch.where(x > 1, torch.where(x > 2, 3, 2), -1),
+        lambda x: torch.where(x > 0, 1, 0)[:3, None] * x[:3],
+        lambda x: torch.where(x > 0, 1, 0) * 2.0,
+        lambda x: torch.where(x > 0, 1, 0) / 2,
+        lambda x: torch.where(x > 0, 1, 0).half(),
+        lambda x: torch.where(torch.where(x > 0, 1, 0) == 1, x, 0),
+        lambda x: (x > 0) * x,
+        lambda x: torch.where(x > 0, x > 1, 0.5),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, BFLOAT16], ids=str)
+def test_integers_and_truth_have_the_types_that_torch_gives_them(function, dtype):
+    x = torch.randn(6, 40).to(dtype)
+    found, want = tilecore.compute(function)(x), function(x)
+    assert found.dtype == want.dtype
+    torch.testing.assert_close(found, want)
+
+
+def test_integers_have_no_gradient():
+    x = torch.randn(6, requires_grad=True)
+    chosen, doubled = tilecore.compute(lambda x: (torch.where(x > 0, 1, 0), x * 2))(x)
+    assert not chosen.requires_grad
+    doubled.sum().backward()
+    torch.testing.assert_close(x.grad, torch.full((6,), 2.0))
+
+
+@pytest.mark.parametrize(
+    ("target", "arch"),
+    [
+        ("sm_80", "sm_80"), ({"kind": "cuda", "arch": "sm_80"}, "sm_80"), ("sm_103a", "sm_103a"),
+        ("emulated sm_80", "sm_80"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_targets_go_by_architecture_too(target, arch):
+    x = torch.randn(32, 32)
+    (stage,) = tilecore.compute(lambda x: x @ x, target=target).plan(x).stages
+    assert stage.kernel.artifact.manifest.isa == arch
 
 
 def test_arguments_that_cannot_be_computed_with():

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tilecore.computing import composites, graph, views
-from tilecore.computing.graph import FLOATS, Node, pointwise, reduced
+from tilecore.computing.graph import FLOATS, INTEGER, Node, need_floats, pointwise, reduced
 from tilecore.computing.views import axes_of
 from tilecore.errors import ShapeMismatch, SourceSpan, TypeMismatch, UnsupportedSyntax
 
@@ -21,6 +21,7 @@ UNARY = (
 BINARY = ("add", "sub", "mul", "div", "pow", "maximum", "minimum")
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 LOGIC = ("and", "or", "xor", "not")
+MOST_EXACT = 2**24  # integers up to it are numbers of float32, in which kernels compute
 ALIASES: Mapping[str, str] = MappingProxyType({
     "absolute": "abs", "negative": "neg", "subtract": "sub", "multiply": "mul",
     "divide": "div", "true_divide": "div", "truediv": "div", "power": "pow", "less": "lt",
@@ -65,24 +66,38 @@ def _logic(op: str) -> Function:
 
 
 def _operand(value: Value) -> Node | float:
+    """Return a tensor or number as it is: whether numbers are integers decides on the result."""
     if isinstance(value, Node):
         return value
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeMismatch(expected="a tensor or a number", found=type(value).__name__)
-    return float(value)
+    return value
 
 
 def _where(span: SourceSpan, condition: Node, a: Value, b: Value) -> Node:
+    """Return one of two values; of two integers an integer, as torch does."""
     if condition.dtype != "bool":
         raise TypeMismatch(expected="a comparison as condition", found=condition.dtype)
-    a, b = _operand(a), _operand(b)
-    dtype = graph.common_dtype([x for x in (a, b) if isinstance(x, Node)])
-    return pointwise("where", condition, a, b, span=span, dtype=dtype)
+    given = [_operand(a), _operand(b)]
+    floats = [x for x in given if isinstance(x, Node) and x.dtype in FLOATS]
+    if floats or any(isinstance(x, float) for x in given):
+        dtype = graph.common_dtype(floats)
+    else:
+        dtype = INTEGER
+        for x in given:
+            is_exact = x.dtype == INTEGER if isinstance(x, Node) else abs(x) <= MOST_EXACT
+            if not is_exact:
+                found = x.dtype if isinstance(x, Node) else x
+                raise TypeMismatch(
+                    expected=f"numbers, or integers up to {MOST_EXACT}, to choose from",
+                    found=found, hint="write them with a point: 1.0",
+                )  # fmt: skip
+    return pointwise("where", condition, *given, span=span, dtype=dtype)
 
 
 def _relu(span: SourceSpan, x: Node, inplace: bool = False) -> Node:
     composites.refuse_in_place(inplace)
-    return pointwise("maximum", x, 0.0, span=span)
+    return pointwise("maximum", x, 0, span=span)
 
 
 def _silu(span: SourceSpan, x: Node, inplace: bool = False) -> Node:
@@ -179,6 +194,7 @@ def _softmax(
 ) -> Node:
     if dtype is not None:
         x = _to(span, x, dtype)
+    need_floats("softmax", x, span=span)
     ((at,), last) = axes_of(x, dim if axis is None else axis), len(x.shape) - 1
     if at == last:
         return Node("softmax", "softmax", (x,), x.shape, x.dtype, span=span)
@@ -214,6 +230,7 @@ def _rms_norm(
     eps: float | None = None,
 ) -> Node:  # fmt: skip
     axes = _normalized(x, normalized_shape)
+    need_floats("rms_norm", x, span=span)
     return _scaled(span, x, x, axes, weight, EPSILON[x.dtype] if eps is None else eps)
 
 
@@ -304,7 +321,9 @@ def attention(
 
     Raises:
         ShapeMismatch: the shapes do not fit together (TC201).
+        TypeMismatch: the element types differ, or are none of numbers (TC202).
     """
+    need_floats("attention", q, k, v, *([] if mask is None else [mask]), span=span)
     lead, key_lead = q.shape[:-2], k.shape[:-2]
     if is_grouped and lead and key_lead and key_lead[-1] and lead[-1] % key_lead[-1] == 0:
         key_lead = (*key_lead[:-1], lead[-1])

@@ -1,7 +1,8 @@
 """The expression graph of a computation: nodes, their shapes, and the arithmetic of both.
 
 Shapes are known: a computation is read anew for every shape it is called with. Element types are
-float32, float16 and bfloat16; sums and everything between two kernels' tensors are float32.
+float32, float16 and bfloat16; sums and everything between two kernels' tensors are float32. Truth
+and integers come of comparisons and of ``where`` alone, and go into functions of elements.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any, Literal
 from tilecore.errors import ShapeMismatch, SourceSpan, TypeMismatch
 
 FLOATS = ("float32", "float16", "bfloat16")
+INTEGER = "int64"  # of where(condition, 1, 0), as torch has it
+OF_INTEGERS = ("add", "sub", "mul", "pow", "maximum", "minimum", "neg", "abs")  # torch: integers
 FEW_ROWS, LONG_ROW = 64, 8192  # fewer rows and longer ones are reduced in parts
 MOST_OF_ROW, LEAST_OF_ROW = 4096, 63
 Kind = Literal["input", "pointwise", "reduce", "softmax", "product", "attention", "view"]
@@ -30,7 +33,7 @@ class Node:
         op: which function of that kind: "exp", "sum", "transpose"; of an input its name.
         args: what it is made of; numbers stand in pointwise nodes alone.
         shape: its extents.
-        dtype: its element type; "bool" of comparisons.
+        dtype: its element type; "bool" of comparisons, "int64" of ``where`` with integers.
         attrs: what else the kind needs (axis of a reduction, scale of attention, ...).
         span: the line of the computation that asks for it.
     """
@@ -117,17 +120,45 @@ def pointwise(op: str, *args: Node | float, span: SourceSpan, dtype: str | None 
 
     Raises:
         ShapeMismatch: the shapes do not broadcast (TC201).
+        TypeMismatch: torch would compute with integers (TC202).
     """
     tensors = [a for a in args if isinstance(a, Node)]
     shape = broadcast(op, [t.shape for t in tensors], span)
-    found = dtype or common_dtype([t for t in tensors if t.dtype != "bool"])
-    return Node("pointwise", op, args, shape, found, span=span)
+    floats = [t for t in tensors if t.dtype in FLOATS]
+    has_float = bool(floats) or any(isinstance(a, float) for a in args)
+    if dtype is None and op in OF_INTEGERS and not has_float:
+        raise _not_of_integers(op, tensors[0], span)
+    numbers = (a if isinstance(a, Node) else float(a) for a in args)
+    return Node("pointwise", op, tuple(numbers), shape, dtype or common_dtype(floats), span=span)
+
+
+def need_floats(what: str, *tensors: Node, span: SourceSpan) -> None:
+    """Refuse truth and integers where numbers are needed.
+
+    Raises:
+        TypeMismatch: one of the tensors is of neither (TC202).
+    """
+    for tensor in tensors:
+        if tensor.dtype not in FLOATS:
+            raise _not_of_integers(what, tensor, span)
+
+
+def _not_of_integers(what: str, tensor: Node, span: SourceSpan) -> TypeMismatch:
+    return TypeMismatch(
+        expected=f"`{what}` of element type {', '.join(FLOATS)}", found=tensor.dtype, span=span,
+        hint="convert it with .float(), or write torch.where(condition, 1.0, 0.0)",
+    )  # fmt: skip
 
 
 def reduced(
     op: str, x: Node, axes: Sequence[int], keepdim: bool, span: SourceSpan, scale: float = 1.0
 ) -> Node:
-    """Return the sum, times ``scale``, or the largest or smallest element over some axes."""
+    """Return the sum, times ``scale``, or the largest or smallest element over some axes.
+
+    Raises:
+        TypeMismatch: of truth or integers (TC202).
+    """
+    need_floats(op, x, span=span)
     kept = [axis for axis in range(len(x.shape)) if axis not in axes]
     if list(axes) != list(range(len(kept), len(x.shape))):
         x = permuted(x, (*kept, *axes), span)
@@ -167,8 +198,9 @@ def product(
 
     Raises:
         ShapeMismatch: K or the axes before differ (TC201).
-        TypeMismatch: the element types differ (TC202).
+        TypeMismatch: the element types differ, or are none of numbers (TC202).
     """
+    need_floats("matrix product", a, b, span=span)
     (a, trans_a), (b, trans_b) = _upright(a, trans_a), _upright(b, trans_b)
     m, k = _last(a, trans_a)
     other, n = _last(b, trans_b)
