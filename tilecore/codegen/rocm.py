@@ -15,27 +15,27 @@ from pathlib import Path
 from typing import Any
 
 import tvm
-from tvm import tirx as tir
 
 from tilecore.amd_target import AmdTarget
 from tilecore.codegen.amdgcn.assembly import Usage, read_assembly
 from tilecore.codegen.amdgcn.kernels import KernelWriter, module_text
-from tilecore.codegen.cuda import KERNEL_LAUNCH, device_of, split
+from tilecore.codegen.cuda import device_of, split
 from tilecore.device_code import KernelEntry
 from tilecore.errors import CompileFailed, TileError, ToolchainMissing, UnsupportedOnTarget
 
 LINKER = "ld.lld"
 ROCM_LINKERS = "/opt/rocm/llvm/bin"  # where ROCm keeps it, off the PATH
-CARRIER = "tilecore_carrier"  # a kernel of no use, which TVM wants beside what it links
 LINK_TIMEOUT_S = 60
 MOST_THREADS = 2**32  # along an axis of a grid (HIP: hipModuleLaunchKernel)
+TRIPLE = "amdgcn-amd-amdhsa-hcc"
 # Version 4 of code objects: lld 14 links it too (Debian 12's), and no kernel reads what 5 added.
-HEAD = """target datalayout = "e-m:e-p:64:64-p1:64:64-p2:32:32-p3:32:32-p4:64:64-p5:32:32-p6:32:32-\
+HEAD = f"""\
+target datalayout = "e-m:e-p:64:64-p1:64:64-p2:32:32-p3:32:32-p4:64:64-p5:32:32-p6:32:32-\
 p7:160:256:256:32-p8:128:128:128:48-p9:192:256:256:32-i64:64-v16:16-v24:32-v32:32-v48:64-v96:128-\
 v192:256-v256:256-v512:512-v1024:1024-v2048:2048-n32:64-S32-A5-G1-ni:7:8:9"
-target triple = "amdgcn-amd-amdhsa-hcc"
-!llvm.module.flags = !{!0}
-!0 = !{i32 1, !"amdhsa_code_object_version", i32 400}
+target triple = "{TRIPLE}"
+!llvm.module.flags = !{{!0}}
+!0 = !{{i32 1, !"amdhsa_code_object_version", i32 400}}
 """
 
 
@@ -145,29 +145,18 @@ def link(relocatable: bytes) -> bytes:
         return made.read_bytes()
 
 
-def _device(target: AmdTarget) -> Any:
-    return tvm.target.Target(
-        {
-            "kind": "rocm", "mcpu": target.arch, "max_num_threads": target.threads_per_block,
-            "max_threads_per_block": target.threads_per_block,
-            "thread_warp_size": target.threads_per_warp,
-        },
-        host={"kind": "llvm"},
-    )  # fmt: skip
-
-
 def _assemble(source: RocmSource, target: AmdTarget) -> RocmCode:
-    """Let TVM's LLVM link, optimize and assemble the text, in the place of a device library."""
+    """Let TVM's LLVM link, optimize and assemble the text, in the place of a device library.
+
+    For a target of kind "llvm": "rocm" asks a driver for its version, and warns where none is.
+    """
     objects: list[bytes] = []
 
     def keep(obj: Any) -> Any:
         objects.append(bytes(obj))
         return obj
 
-    carrier = tir.PrimFunc([], tir.Evaluate(tir.IntImm("int32", 0))).with_attrs(
-        {"global_symbol": CARRIER, "calling_conv": KERNEL_LAUNCH, "tirx.is_global_func": True}
-    )
-    device = _device(target)
+    device = tvm.target.Target({"kind": "llvm", "mtriple": TRIPLE, "mcpu": target.arch})
     with tempfile.TemporaryDirectory(prefix="tilecore-") as folder:
         path = Path(folder) / "kernel.ll"
         path.write_text(source.text)
@@ -177,7 +166,6 @@ def _assemble(source: RocmSource, target: AmdTarget) -> RocmCode:
         ):
             tvm.register_global_func(name, function, override=True)
         with device:
-            module = tvm.IRModule({CARRIER: carrier.with_attr("target", device)})
-            built = tvm.get_global_func("target.build.rocm")(module, device)
+            built = tvm.get_global_func("target.build.rocm")(tvm.IRModule({}), device)
     assembly = str(built.inspect_source("asm"))
-    return RocmCode(objects[-1], assembly, read_assembly(assembly, without=CARRIER))
+    return RocmCode(objects[-1], assembly, read_assembly(assembly))

@@ -39,14 +39,9 @@ class Usage:
         return (base or self.vector_registers) + self.accumulation_registers
 
 
-def read_assembly(text: str, without: str = "") -> dict[str, Usage]:
-    """Return what each kernel of an assembly uses, by name; ``without``: one that is left out."""
-    found = {}
-    metadata = _metadata(text)
-    for name, values in metadata.items():
-        if name != without:
-            found[name] = _usage(name, text, values)
-    return found
+def read_assembly(text: str) -> dict[str, Usage]:
+    """Return what each kernel of an assembly uses, by name."""
+    return {name: _usage(name, text, values) for name, values in _metadata(text).items()}
 
 
 def _metadata(text: str) -> dict[str, dict[str, str]]:
