@@ -67,7 +67,7 @@ from tilecore.lowering.cpu.strided import box_place
 from tilecore.lowering.cpu.tir import add, maximum, minimum, mul, quotient, remainder
 from tilecore.lowering.cpu.transposed import TransposedLowering, transposes
 from tilecore.lowering.cpu.views import bind_let, declare
-from tilecore.lowering.cpu.window_nest import begins, emit_window, goes_inside
+from tilecore.lowering.cpu.window_nest import WindowLowering, window_of
 from tilecore.target import Target
 
 FORMS = {PANELS: GemmLowering, DOTS: DotsLowering, SUMS: SumsLowering}
@@ -265,21 +265,25 @@ class LaunchLowering:
 
     def _sequence(self, stmts: Sequence[Stmt]) -> None:
         """Emit statements; a fill that a window begins with is left to that."""
-        begun: Stmt | None = None
+        begun: tuple[WindowLowering, Fill] | None = None  # the child that comes next
         for child, after in itertools.zip_longest(stmts, stmts[1:]):
-            if isinstance(begun, Fill) and isinstance(child, For):
-                emit_window(child, self.accessor, self.target, self.statement, begun)
+            if begun is not None:
+                window, fill = begun
+                window.emit_window(fill)
                 begun = None
                 continue
-            plain = not {child, after} & {*self.plan.elided, *self.plan.fused}
-            if plain and after is not None and self._begins(child, after):
-                begun = child
-                continue
-            self.statement(child)
+            begun = self._begun_window(child, after)
+            if begun is None:
+                self.statement(child)
 
-    def _begins(self, fill: Stmt, loop: Stmt) -> bool:
-        is_plain = isinstance(loop, For) and self._is_plain(loop)
-        return is_plain and begins(fill, loop, self.accessor, self.target)
+    def _begun_window(self, fill: Stmt, loop: Stmt | None) -> tuple[WindowLowering, Fill] | None:
+        """Return a loop that is a window and the fill before, if it begins with what that does."""
+        if not isinstance(fill, Fill) or not isinstance(loop, For):
+            return None
+        if fill in self.plan.elided or fill in self.plan.fused:
+            return None
+        window = self._window(loop)
+        return (window, fill) if window is not None and window.begins_with(fill) else None
 
     def _control(self, stmt: If | While) -> None:
         cond = self.accessor.scalar(stmt.cond)
@@ -327,8 +331,9 @@ class LaunchLowering:
         kind(self.accessor, plan, self.target).emit()
 
     def _for(self, stmt: For) -> None:
-        if self._goes_inside(stmt):
-            emit_window(stmt, self.accessor, self.target, self.statement)
+        window = self._window(stmt)
+        if window is not None:
+            window.emit_window()
             return
         start, stop = int_value(stmt.start), int_value(stmt.stop)
         step = int_value(stmt.step)
@@ -355,12 +360,11 @@ class LaunchLowering:
             self._iteration(stmt, add(first, mul(index, distance)), bounds)
             self.accessor.box = box
 
-    def _goes_inside(self, stmt: For) -> bool:
-        """Return whether a loop runs inside the nest that it is around."""
-        return self._is_plain(stmt) and goes_inside(stmt, self.accessor, self.target)
-
-    def _is_plain(self, stmt: For) -> bool:
-        return not any(s in self.plan.elided or s in self.plan.fused for s in walk(stmt))
+    def _window(self, stmt: For) -> WindowLowering | None:
+        """Return what emits a loop inside of the nest that it is around; None: it runs outside."""
+        if any(s in self.plan.elided or s in self.plan.fused for s in walk(stmt)):
+            return None
+        return window_of(stmt, self.accessor, self.target, self.statement)
 
     def _iteration(self, stmt: For, value: Any, bounds: tuple[int, int] | None) -> None:
         self.accessor.assign(stmt.loop_var, value)

@@ -119,44 +119,15 @@ def _is_same(load: Load, store: Store) -> bool:
     )
 
 
-def goes_inside(stmt: For, accessor: Accessor, target: Target) -> bool:
-    """Return whether a loop is one that this module lowers."""
+def window_of(
+    stmt: For, accessor: Accessor, target: Target, statement: Callable[[Stmt], None]
+) -> WindowLowering | None:
+    """Return what emits a loop of this form, inside of its nest; None: it is another loop."""
     window = _window(stmt, accessor, target)
-    return window is not None and WindowLowering(accessor, target, _nothing, window).is_vector
-
-
-def emit_window(
-    stmt: For,
-    accessor: Accessor,
-    target: Target,
-    statement: Callable[[Stmt], None],
-    begun: Fill | None = None,
-) -> None:
-    """Emit such a loop; ``begun`` fills its tile right before, which is left to it."""
-    window = _window(stmt, accessor, target)
-    assert window is not None
-    WindowLowering(accessor, target, statement, window, begun).emit_window()
-
-
-def begins(fill: Stmt, stmt: Stmt, accessor: Accessor, target: Target) -> bool:
-    """Return whether a fill of a whole tile is what a loop of this form begins with."""
-    if not isinstance(fill, Fill) or not isinstance(fill.value, Const) or not isinstance(stmt, For):
-        return False
-    if not covers_whole(fill.dst) or fill.value.dtype != fill.dst.buffer.dtype:
-        return False
-    window = _window(stmt, accessor, target)
-    if window is None or window.store.buffer is not fill.dst.buffer:
-        return False
-    sizes = {
-        v: int_value(e) for v, e in zip(window.nest.loop_vars, window.nest.extents, strict=True)
-    }
-    filled = [sizes.get(i, 1) for i in window.store.indices if isinstance(i, Var)]
-    shape = [n for n in fill.dst.buffer.static_shape or () if n != 1]
-    return [n for n in filled if n != 1] == shape and goes_inside(stmt, accessor, target)
-
-
-def _nothing(stmt: Stmt) -> None:
-    raise AssertionError(f"{type(stmt).__name__} is only asked about")
+    if window is None:
+        return None
+    found = WindowLowering(accessor, target, statement, window)
+    return found if found.is_vector else None
 
 
 class WindowLowering(NestLowering):
@@ -168,10 +139,9 @@ class WindowLowering(NestLowering):
         target: Target,
         statement: Callable[[Stmt], None],
         window: _Window,
-        begun: Fill | None = None,
     ) -> None:
         super().__init__(accessor, target, statement)
-        self.begun = begun
+        self.begun: Fill | None = None
         self.window, self.nest = window, window.nest
         self.held: list[dict[int, Any]] = []
         self.extents = [int_value(extent) or 0 for extent in window.nest.extents]
@@ -202,6 +172,18 @@ class WindowLowering(NestLowering):
             if not self._vectorises(self.nest, self.window.var, lanes) or not self._has_masks():
                 return False
         return self.extents[-1] >= lanes or self._may_mask_rest
+
+    def begins_with(self, fill: Fill) -> bool:
+        """Return whether a constant fills the tile, right before the loops, and nothing else."""
+        if not isinstance(fill.value, Const) or fill.value.dtype != fill.dst.buffer.dtype:
+            return False
+        store = self.window.store
+        if store.buffer is not fill.dst.buffer or not covers_whole(fill.dst):
+            return False
+        sizes = dict(zip(self.nest.loop_vars, self.extents, strict=True))
+        filled = [sizes.get(i, 1) for i in store.indices if isinstance(i, Var)]
+        shape = [n for n in fill.dst.buffer.static_shape or () if n != 1]
+        return [n for n in filled if n != 1] == shape
 
     @property
     def _body(self) -> tuple[Stmt, ...]:
@@ -244,8 +226,13 @@ class WindowLowering(NestLowering):
 
     # --- loops --------------------------------------------------------------------------------
 
-    def emit_window(self) -> None:
-        """Emit loops over the elements, the window's inside of them."""
+    def emit_window(self, begun: Fill | None = None) -> None:
+        """Emit loops over the elements, the window's inside of them.
+
+        Args:
+            begun: fills the tile right before, which is left to the loops.
+        """
+        self.begun = begun
         window, builder = self.window, self.builder
         whole, rest = divmod(self.extents[-1], window.lanes)
         is_masked = bool(rest) and self._may_mask_rest
