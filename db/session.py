@@ -175,14 +175,14 @@ class Database:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Translate the driver's errors into ours."""
+        """Translate the driver's errors into ours, which say what the driver says."""
         try:
             yield
         except sa_exc.DBAPIError as error:
             translated = self.translate(error)
             if translated is None:
                 raise
-            raise translated from error
+            raise translated from None
         except sa_exc.NoSuchModuleError as error:
             raise DatabaseUnreachable(url=self.shown_url, reason=str(error)) from error
         except sa_exc.TimeoutError as error:  # of the pool: it hangs, or too many ask
