@@ -116,10 +116,10 @@ class BudgetUsedUp(DatabaseError):
 
 
 class UnknownNode(DatabaseError):
-    """No node of the cluster has this key."""
+    """No node of the cluster has this key, or several have keys that begin so."""
 
     code, title = "DB813", "unknown-node"
-    template = "expected the key of a node of the cluster, found {found!r}"
+    template = "expected the key of a node of the cluster, or how one begins, found {found!r}"
     default_hint = "list them: `tilecore node list` or GET /v1/nodes"
 
 

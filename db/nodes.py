@@ -20,6 +20,7 @@ from db.session import Database, change
 from recommender.hardware import HardwareProfile
 
 GONE = ("lost", "refused")
+LEAST_OF_KEY = 4  # digits that name a node whose key begins with them
 
 
 class Nodes:
@@ -66,8 +67,11 @@ class Nodes:
     def drain(self, key: str) -> NodeRecord:
         """Ask that a node gets no new trials; what is under way on it ends.
 
+        Args:
+            key: of the node, or its first digits.
+
         Raises:
-            UnknownNode: there is no such node (DB813).
+            UnknownNode: there is no such node, or there are several (DB813).
             IllegalTransition: it is gone (DB811).
         """
         return self._turn(key, "draining", "drained")
@@ -75,8 +79,11 @@ class Nodes:
     def undrain(self, key: str) -> NodeRecord:
         """Let a node that was drained work again.
 
+        Args:
+            key: of the node, or its first digits.
+
         Raises:
-            UnknownNode: there is no such node (DB813).
+            UnknownNode: there is no such node, or there are several (DB813).
             IllegalTransition: it is gone (DB811).
         """
         return self._turn(key, "active", "active")
@@ -116,7 +123,13 @@ class Nodes:
 
 
 def _find(session: Session, key: str) -> NodeRow:
-    row = session.scalars(select(NodeRow).where(NodeRow.key == key).with_for_update()).first()
-    if row is None:
+    """Return the node with a key, or the one node whose key begins so."""
+    query = select(NodeRow).with_for_update()
+    row = session.scalars(query.where(NodeRow.key == key)).first()
+    if row is not None:
+        return row
+    beginning = query.where(NodeRow.key.startswith(key, autoescape=True)).limit(2)
+    found = session.scalars(beginning).all() if len(key) >= LEAST_OF_KEY else ()
+    if len(found) != 1:
         raise UnknownNode(found=key)
-    return row
+    return found[0]

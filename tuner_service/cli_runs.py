@@ -12,7 +12,7 @@ from tuner_service.settings import load_settings
 run_app = typer.Typer(help="Shows and changes a tuning run, or a group of them.")
 node_app = typer.Typer(help="Shows and drains machines of the cluster.")
 Run = Annotated[str, typer.Argument(help="the id of a run, or of a group (g-...)")]
-Node = Annotated[str, typer.Argument(help="the key of a node")]
+Node = Annotated[str, typer.Argument(help="the key of a node, or how it begins")]
 
 
 @run_app.command()
@@ -80,11 +80,12 @@ def amend(
 @node_app.command("list")
 def list_nodes(
     lost: Annotated[bool, typer.Option("--lost", help="those that are gone, too")] = False,
+    full: Annotated[bool, typer.Option("--full", help="whole keys, not how they begin")] = False,
 ) -> None:
     """List the machines of the cluster as its leader last saw them."""
     from tuner_service import commands
 
-    commands.nodes(load_settings(), with_lost=lost)
+    commands.nodes(load_settings(), with_lost=lost, in_full=full)
 
 
 @node_app.command()

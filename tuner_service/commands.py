@@ -379,9 +379,10 @@ def show_run(settings: Settings, run: str) -> None:
         out.print(found.error, soft_wrap=True, highlight=False, markup=False)
 
 
-def nodes(settings: Settings, *, with_lost: bool) -> None:
+def nodes(settings: Settings, *, with_lost: bool, in_full: bool) -> None:
     """Print the machines of the cluster."""
-    show.print_nodes(out, wiring.open_store(settings).nodes.list(with_lost=with_lost))
+    found = wiring.open_store(settings).nodes.list(with_lost=with_lost)
+    show.print_nodes(out, found, in_full=in_full)
 
 
 def drain(settings: Settings, node: str, *, back: bool) -> None:

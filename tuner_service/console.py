@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from recommender.recommendation import Recommendation
 
 ROLE_TITLES = ("default config", "zero-measurement recommendation", "best found")
+KEY_DIGITS = 12  # of the key of a node, where no other begins with them
 IDLE_KNOBS = ("num_stages", "threads")  # without effect on a CPU: not worth a column
 
 
@@ -344,15 +345,19 @@ def print_compaction(console: Console, done: CompactionReport) -> None:
         console.print(done.note, soft_wrap=True, highlight=False)
 
 
-def print_nodes(console: Console, nodes: Sequence[NodeRecord]) -> None:
-    """Print machines of the cluster."""
+def print_nodes(console: Console, nodes: Sequence[NodeRecord], *, in_full: bool = False) -> None:
+    """Print machines of the cluster: how their keys begin, or whole keys."""
+    digits = KEY_DIGITS
+    while not in_full and len({node.key[:digits] for node in nodes}) < len(nodes):
+        digits += 1
     table = Table()
     for title in ("node", "name", "state", "hardware", "devices", "seen", "detail"):
-        table.add_column(title, overflow="fold")
+        table.add_column(title, overflow="fold", no_wrap=title == "node" and not in_full)
     for node in nodes:
         seen = f"{node.seen_at:%Y-%m-%d %H:%M:%S}"
         devices, hardware = str(node.devices), node.hardware.name
-        table.add_row(node.key, node.name, node.state, hardware, devices, seen, node.detail)
+        key = node.key if in_full else node.key[:digits]
+        table.add_row(key, node.name, node.state, hardware, devices, seen, node.detail)
     console.print(table)
 
 

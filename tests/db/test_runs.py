@@ -518,6 +518,17 @@ def test_nodes_join_drain_and_get_lost(store, new_run):
         store.nodes.undrain("n3")
 
 
+def test_a_node_goes_by_how_its_key_begins(store):
+    epoch = store.leader.acquire("me", 60)
+    for key in ("abcd1", "abcd2", "abc%_"):
+        store.nodes.join(key, name=key, hardware=HARDWARE, devices=1, epoch=epoch)
+    assert store.nodes.drain("abc%").key == "abc%_"
+    assert store.nodes.drain("abcd1").key == "abcd1"
+    for several in ("abcd", "abc", "", "____"):
+        with pytest.raises(UnknownNode, match="DB813"):
+            store.nodes.drain(several)
+
+
 @pytest.mark.few(1)
 def test_measurements_are_dated_by_the_clock_of_the_database(
     store, store_url, new_run, make_measurement

@@ -397,5 +397,9 @@ def test_nodes_fit_a_narrow_terminal(store):
     console = Console(width=80, file=io.StringIO())
     print_nodes(console, store.nodes.list())
     shown = console.file.getvalue()
-    assert all(text in shown for text in ("vm/192", "active", "devices", "seen"))
-    assert shown.count("f") >= 56  # the key is whole
+    assert all(text in shown for text in (f" {'f' * 12} ", "vm/192", "active", "devices", "seen"))
+    store.nodes.join(f"{'f' * 12}e", name="other", hardware=host, devices=1, epoch=epoch)
+    print_nodes(console, store.nodes.list())
+    assert f" {'f' * 12}e " in console.file.getvalue()  # as much as tells them apart
+    print_nodes(console, store.nodes.list(), in_full=True)
+    assert console.file.getvalue().count("f") >= 56  # the key is whole
