@@ -19,6 +19,7 @@ from recommender.features import features
 from recommender.hardware import HardwareProfile
 from recommender.ports import MeasurementStore
 from recommender.prior import PRIOR_THREADS, prior
+from recommender.recommendation import Source
 from recommender.space import SearchSpace
 from tilecore.tile_config import KnobValue, TileConfig
 
@@ -65,7 +66,7 @@ class Forecast:
     time_s: np.ndarray
     low_s: np.ndarray
     high_s: np.ndarray
-    source: str
+    source: Source
     given: Given | None
     explain: Explain
 
@@ -90,7 +91,7 @@ class Learned:
     """
 
     model: CostModel
-    source: str
+    source: Source
     threads: int = 0
 
     def factors(self, space: SearchSpace, columns: Columns, estimates: Estimates) -> Prediction:

@@ -23,7 +23,7 @@ from recommender.predict import (
     forecast_around,
     forecast_columns,
 )
-from recommender.recommendation import Recommendation, of_measurement, of_neighbour
+from recommender.recommendation import Recommendation, Source, of_measurement, of_neighbour
 from recommender.shipped import LEADS_WITHIN, RecordedShape, candidates, order, winners
 from recommender.space import SearchSpace
 from recommender.workload import Workload
@@ -170,7 +170,7 @@ def _rank(
     nearby: Sequence[Recommendation],
     favourites: Sequence[Recommendation],
     shipped: Sequence[Recommendation],
-    source: str,
+    source: Source,
 ) -> list[Recommendation]:
     """Return measured, then the better founded of model and neighbours, then the rest; no twins.
 

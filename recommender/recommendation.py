@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from recommender.analytic import Estimate, Estimates
 from recommender.freshness import OTHER_CODE, OTHER_DRIVER, differences
@@ -12,7 +13,7 @@ from recommender.measurement import Measurement, Protocol
 from recommender.nearest import Neighbour
 from tilecore.tile_config import TileConfig
 
-SOURCES = ("measured", "nearest", "predicted", "prior", "shipped", "analytic")
+Source = Literal["measured", "nearest", "predicted", "prior", "shipped", "analytic"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +21,7 @@ class Recommendation:
     """A config and what is known about it.
 
     Attributes:
-        source: one of SOURCES.
+        source: where the evidence is.
         time_s: measured or expected time per call with the workload's threads.
         interval_s: ends of the interval that holds 80 % of outcomes.
         distance: 0 for the workload itself, else how far the evidence comes from
@@ -31,7 +32,7 @@ class Recommendation:
     """
 
     config: TileConfig
-    source: str
+    source: Source
     time_s: float
     interval_s: tuple[float, float]
     distance: float

@@ -5,7 +5,6 @@ Registered as the entry point ``tilecore.recommender``.
 
 from __future__ import annotations
 
-import logging
 from contextlib import closing
 from dataclasses import replace
 
@@ -23,8 +22,6 @@ from tuner_service.errors import TooManyThreads
 from tuner_service.hardware import find_hardware_or_like
 from tuner_service.settings import load_settings
 from tuner_service.wiring import compile_target, host_profile, host_toolchain, open_store
-
-LOG = logging.getLogger(__name__)
 
 
 def recommend(question: OpenProgram) -> ProgramAdvice:

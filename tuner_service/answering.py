@@ -123,7 +123,7 @@ def to_wire(question: Question, rank: int, r: Recommendation) -> RecommendationO
     return RecommendationOut(
         rank=rank,
         config=dict(r.config.items_),
-        source=r.source,  # type: ignore[arg-type]  # one of recommend.SOURCES
+        source=r.source,
         latency_us=r.time_s * 1e6,
         interval_us=(low_s * 1e6, high_s * 1e6),
         gflops=work_flop / r.time_s / 1e9,

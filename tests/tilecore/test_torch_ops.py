@@ -43,16 +43,6 @@ def sum_and_product(dtype="float32"):
     return both
 
 
-def graph_of(function, *inputs):
-    """Return the graph that torch.export finds, as text."""
-
-    class Module(torch.nn.Module):
-        def forward(self, *tensors):
-            return function(*tensors)
-
-    return str(torch.export.export(Module(), inputs).graph)
-
-
 @pytest.mark.few(1)  # other tests here use inductor
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_a_call_is_one_node_of_one_graph(backend):

@@ -336,8 +336,6 @@ class Expressions:
         """Return the result of a device function, where it does not follow from data."""
         if name.startswith("warp_index"):
             return self._constant(self.thread // WARP)
-        if name == "lane_index":
-            return self._constant(self.thread % WARP)
         if name == "cluster_rank":
             return self._constant(self.rank) if self.blocks > 1 else 0
         if name == "elect":

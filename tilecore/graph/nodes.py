@@ -4,7 +4,8 @@ Grammar::
 
     graph  = TileGraph(func, launches)
     launch = Launch(block_vars, grid, threads, ops, tiles)     one KernelLaunch of the program
-    op     = TileOp(kind, loops, reads, writes, work)          kind in OP_KINDS, in program order
+    op     = TileOp(kind, loops, reads, writes, work)          in program order; kind is one of
+             copy, fill, gemm, reduce, scan, parallel, scalar
     access = Access(buffer, offsets, extents, block_axes, loops)
     loop   = Loop(var, trip_count, kind, num_stages)
     work   = Work(unit, dtype, amount)                         unit in UNITS, per execution
@@ -24,7 +25,6 @@ from tilecore.ir.expr import Expr, Var
 from tilecore.ir.nodes import NO_SPAN, Buffer, Stmt
 from tilecore.lazy import cached_property
 
-OP_KINDS = ("copy", "fill", "gemm", "reduce", "scan", "parallel", "scalar")
 UNITS = ("fma", "elementwise", "special")
 
 

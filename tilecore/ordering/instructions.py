@@ -17,12 +17,10 @@ ITEMS = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4, "u
          "int64": 8, "uint64": 8, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2}  # fmt: skip
 # What touches no memory that threads share, and orders nothing.
 PLAIN = re.compile(
-    r"(wave_)?(shuffle|any|all|ballot|vote|match_any|reduce)|active_mask|elect|lane_index|"
-    r"warp_index|assume_below|nanosleep|clock|registers|wgmma_keep|tensor_keep|"
-    r"tensor_free|prefetch_map|cache_policy|mma_|mfma|pack|unpack|round|extend|"
-    r"decode|widen|narrow|compare|print|fail|schedule_fence|cluster_rank|"
-    r"dependen|thread_fence|fence_async_global|converge_warp|"
-    r"(sin|cos|tanh|exp2?|log2?|rsqrt|sqrt|reciprocal|rcp|approx)|(add|sub|mul|fma|min|max|abs)2_"
+    r"(wave_)?(shuffle|any|all|ballot|vote)|elect|warp_index|assume_below|clock|registers|"
+    r"wgmma_keep|tensor_keep|tensor_free|mma_|mfma|pack|round|extend|widen|narrow|compare|print|"
+    r"fail|schedule_fence|cluster_rank|thread_fence|converge_warp|"
+    r"sin|cos|tanh|exp2?|log2?|rsqrt|sqrt|reciprocal|rcp|approx"
 )  # fmt: skip
 ADDRESSES = re.compile(r"(tensor_)?descriptor_|cluster_address|barrier_test")  # touch nothing
 Args = Sequence[Operand]
@@ -102,9 +100,9 @@ def _copies(name: str, args: Args, site: int) -> list[Act] | None:
         return [Act(run, site)]
     if found := re.fullmatch(r"bulk_wait(_read)?_(\d+)", name):
         return [Act(do.bulk_wait(site, int(found[2])), site, False, "wait")]
-    if name.startswith("bulk_"):  # a store or a reduction
+    if name == "bulk_store":
         return [Act(do.store_box(site, _pointer(args[1]), args[2]), site)]
-    if found := re.fullmatch(r"tma_load_(\d)d(_own|_multicast|_pair)?(_hint)?", name):
+    if found := re.fullmatch(r"tma_load_(\d)d(_own|_multicast|_pair)?", name):
         mask = args[3 + int(found[1])] if found[2] == "_multicast" else None
         target, size, pointer = _pointer(args[0]), _pointer(args[1]).size, _pointer(args[2])
         run = do.load_box(site, target, size, pointer, mask, in_pair=found[2] == "_pair")
@@ -169,18 +167,16 @@ def _accesses(name: str, args: Args, site: int) -> list[Act] | None:
     if found := re.fullmatch(r"copy_(\d+)", name):
         size = int(found[1])
         return _shared(site, args[1], size, "read") + _shared(site, args[0], size, "write")
-    if found := re.fullmatch(r"(?:atomic_add|atomic)_(?:\w+_)?([a-z]+\d+)(?:x(\d))?", name):
-        size = ITEMS.get(found[1], 4) * int(found[2] or 1)
-        return _shared(site, args[0], size, "update")
+    if found := re.fullmatch(r"atomic_\w+_([a-z]+\d+)", name):
+        return _shared(site, args[0], ITEMS.get(found[1], 4), "update")
     if name.startswith("update_bf16"):
         return _shared(site, args[0], 2, "update")
-    if found := re.fullmatch(r"(load|store)_[a-z]+_[a-z]+_([a-z]+\d+)", name):
-        return _shared(site, args[0], ITEMS[found[2]], "update")
-    if found := re.fullmatch(r"cluster_(load|store)_([a-z]+\d+)", name):
+    if found := re.fullmatch(r"load_acquire_gpu_([a-z]+\d+)", name):
+        return _shared(site, args[0], ITEMS[found[1]], "update")
+    if found := re.fullmatch(r"cluster_load_([a-z]+\d+)", name):
         there = _pointer(args[0])
         remote = Pointer("shared", offset=there.offset, rank=args[1])  # type: ignore[arg-type]
-        way = "read" if found[1] == "load" else "write"
-        return _shared(site, remote, ITEMS[found[2]], way)
+        return _shared(site, remote, ITEMS[found[1]], "read")
     if name == "store_half_byte":
         return _shared(site, args[0], 1, "update")
     return None

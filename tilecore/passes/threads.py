@@ -56,7 +56,6 @@ from tilecore.passes.schedule import settle
 from tilecore.passes.uneven import uneven_loop
 
 INLINE_NODES = 32  # a longer pure value is kept per thread instead of being computed again
-WARP = 32
 MEETINGS = (nodes.Sync, nodes.Parallel, nodes.Arrive, nodes.Wait)
 Predicate = tuple[tuple[Buffer, bool], ...]  # flags per thread, and what they must be
 

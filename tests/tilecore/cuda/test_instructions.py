@@ -90,7 +90,6 @@ def test_names_and_architectures_are_well_formed():
         (lambda: I.descriptor(96, 16, 1024), "expected 0, 32, 64 or 128"),
         (lambda: I.descriptor(128, 16, 1000), "multiple of 16"),
         (lambda: I.atomic("and", "float32"), "integer type"),
-        (lambda: I.reduce_warp("add", "float32"), "int32 or uint32"),
     ],
 )
 def test_what_no_instruction_does_says_what_there_is(make, message):

@@ -5,8 +5,6 @@ and 9.7.15.5.1.1; CUTLASS 7107b055, cute/atom/mma_traits_sm{70,75,80,89,90,90_gm
 whose layouts a host program printed. Nothing here is computed by tilecore's own rules.
 """
 
-import re
-
 import numpy as np
 import pytest
 
@@ -324,17 +322,3 @@ def test_who_reads_which_rows_of_tensor_memory():
     }  # fmt: skip
     for place, owner in known.items():
         assert tuple(map(int, half.owner(place))) == owner
-
-
-@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
-def test_the_order_of_packed_operands(dtype):
-    """cvt of two floats puts the first operand into the upper byte (PTX ISA 9.1, 9.7.9.21)."""
-    statements = re.findall(
-        r'cvt\.[\w.]+ %0, %(\d), %(\d);" : [^:]+ : (.*)\);', I.pack_float8(dtype).cuda
-    )
-    given = [re.findall(r'"f"\((\w)\)', operands) for _, _, operands in statements]
-    upper_and_lower = [
-        (names[int(first) - 1], names[int(second) - 1])
-        for (first, second, _), names in zip(statements, given, strict=True)
-    ]
-    assert upper_and_lower == [("b", "a"), ("d", "c")]

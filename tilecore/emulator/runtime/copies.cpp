@@ -165,16 +165,6 @@ double combine(const std::string& op, double old, double value) {
   int64_t a = (int64_t)old, b = (int64_t)value;
   return (double)(op == "and" ? a & b : op == "or" ? a | b : a ^ b);
 }
-void bulk_reduce(int type, void* dst, const void* src, int bytes, const char* op_name) {
-  check_store(dst, src, bytes, "cp.reduce.async.bulk");
-  std::string op = op_name;
-  auto held = std::make_shared<std::vector<unsigned char>>(bytes);
-  async_store(src, bytes, "a bulk reduction", [=] { memcpy(held->data(), src, bytes); }, [=] {
-    for (int i = 0; i < bytes * 8 / width(type); ++i)
-      set_element(type, dst, i,
-                  combine(op, element(type, dst, i), element(type, held->data(), i)));
-  });
-}
 void bulk_commit() {
   settle();
   me().bulk_groups.push_back(std::move(me().bulk_open));

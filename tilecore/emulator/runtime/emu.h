@@ -55,18 +55,12 @@ void cp_async_wait(int pending);
 void cp_async_arrive(void* barrier, bool counts);
 void bulk_load(void* dst, const void* src, int bytes, void* barrier);
 void bulk_store(void* dst, const void* src, int bytes);
-void bulk_reduce(int type, void* dst, const void* src, int bytes, const char* op);
-template <class T>
-inline void bulk_reduce(void* dst, const void* src, int bytes, const char* op) {
-  bulk_reduce(T::id, dst, src, bytes, op);
-}
 void bulk_commit();
 void bulk_wait(int pending, bool only_reads);
 void tma_load(void* dst, u64 map, void* barrier, int rank, const int* at, int mask);
 void tma_load_pair(void* dst, u64 map, void* barrier, int rank, const int* at);
 void tma_store(u64 map, const void* src, int rank, const int* at);
 void tma_reduce(u64 map, const void* src, int rank, const int* at, const char* op);
-void check_map(u64 map);
 
 // Matrices.
 void ldmatrix(void* d, const void* row, int count, bool transposed);
@@ -143,14 +137,6 @@ void tensor_load(void* d, unsigned address, int count, bool halves);
 void tensor_store(unsigned address, const void* s, int count, bool halves);
 void tensor_wait(bool loads);
 float round_tf32(float value);
-template <class T>
-inline unsigned pack_float8(float a, float b, float c, float d) {
-  return encode(T::id, a) | encode(T::id, b) << 8 | encode(T::id, c) << 16 | encode(T::id, d) << 24;
-}
-template <class T>
-inline void unpack_float8(void* halves, unsigned packed) {
-  for (int i = 0; i < 4; ++i) ((half*)halves)[i] = half(decode(T::id, packed >> 8 * i & 255));
-}
 
 // Warps.
 int lane();
@@ -172,12 +158,6 @@ inline T load_ordered(const void* address) {
   T value = *(const T*)address;
   atomic_end();
   return value;
-}
-template <class T>
-inline void store_ordered(void* address, T value) {
-  atomic_begin(address, sizeof(T));
-  *(T*)address = value;
-  atomic_end();
 }
 template <class T, class F>
 inline T update(T* address, F combine) {

@@ -28,7 +28,6 @@ static const TensorMap& map_at(unsigned long long address, int rank) {
          std::to_string(rank));
   return map;
 }
-void check_map(unsigned long long address) { map_at(address, 0); }
 
 static unsigned box_bytes(const TensorMap& map) {
   unsigned elements = 1;

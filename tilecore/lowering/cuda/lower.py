@@ -70,7 +70,6 @@ PRODUCTS: dict[str, type[ProductLowering]] = {
     "scaled": ScaledLowering,
 }  # fmt: skip
 MIN_BLOCKS = "tirx.launch_bounds_min_blocks_per_sm"
-COMPUTING = 1  # named barrier of the threads that compute, where others issue copies
 SHARED_ALIGNMENT = 1024  # of what swizzles of 128 bytes repeat after
 
 

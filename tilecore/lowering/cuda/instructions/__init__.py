@@ -3,7 +3,6 @@
 from tilecore.lowering.cuda.instructions.async_copy import (
     bulk_commit,
     bulk_load,
-    bulk_reduce,
     bulk_store,
     bulk_wait,
     cp_async,
@@ -13,11 +12,8 @@ from tilecore.lowering.cuda.instructions.async_copy import (
 )
 from tilecore.lowering.cuda.instructions.atomic import (
     atomic,
-    atomic_add_vector,
     atomic_narrow,
-    compare_and_swap,
     load_ordered,
-    store_ordered,
 )
 from tilecore.lowering.cuda.instructions.barrier import (
     bar_arrive,
@@ -36,13 +32,9 @@ from tilecore.lowering.cuda.instructions.barrier import (
     cluster_arrive,
     cluster_load,
     cluster_rank,
-    cluster_store,
     cluster_wait,
     converge_warp,
-    dependencies_wait,
-    dependents_launch,
     fence_async,
-    fence_async_global,
     fence_barrier_init,
     sync_threads,
     sync_warp,
@@ -50,15 +42,11 @@ from tilecore.lowering.cuda.instructions.barrier import (
 )
 from tilecore.lowering.cuda.instructions.base import Instruction
 from tilecore.lowering.cuda.instructions.convert import (
-    decode_int4,
-    decode_int8,
     extend_nibbles,
     pack,
-    pack_float8,
     round_tfloat32,
-    unpack_float8,
 )
-from tilecore.lowering.cuda.instructions.math import approximate, pair_arithmetic, rounded
+from tilecore.lowering.cuda.instructions.math import approximate, rounded
 from tilecore.lowering.cuda.instructions.matrix import (
     MmaShape,
     ldmatrix,
@@ -73,7 +61,6 @@ from tilecore.lowering.cuda.instructions.tcgen05 import (
     tensor_descriptor,
     tensor_fence,
     tensor_free,
-    tensor_k_extent,
     tensor_keep,
     tensor_load,
     tensor_mma,
@@ -83,22 +70,15 @@ from tilecore.lowering.cuda.instructions.tcgen05 import (
 )
 from tilecore.lowering.cuda.instructions.tcgen05_scaled import tensor_copy, tensor_mma_scaled
 from tilecore.lowering.cuda.instructions.tma import (
-    cache_policy,
-    prefetch_map,
     tma_load,
     tma_load_pair,
     tma_reduce,
     tma_store,
 )
 from tilecore.lowering.cuda.instructions.warp import (
-    active_mask,
     assume_below,
     clock,
     elect,
-    lane_index,
-    match_any,
-    nanosleep,
-    reduce_warp,
     shuffle,
     shuffle_masked,
     vote,
@@ -118,29 +98,19 @@ from tilecore.lowering.cuda.instructions.wgmma import (
 )
 
 __all__ = [
-    "Instruction", "MmaShape", "accumulator_registers", "active_mask", "approximate",
-    "assume_below", "atomic",
-    "atomic_add_vector", "atomic_narrow", "bar_arrive", "bar_sync", "barrier_arrive",
-    "barrier_arrive_remote",
+    "Instruction", "MmaShape", "accumulator_registers", "approximate", "assume_below", "atomic",
+    "atomic_narrow", "bar_arrive", "bar_sync", "barrier_arrive", "barrier_arrive_remote",
     "barrier_expect", "barrier_expect_only", "barrier_expect_remote", "barrier_free_remote",
-    "barrier_init",
-    "barrier_invalidate", "barrier_test", "barrier_wait",
-    "bulk_commit", "bulk_load", "bulk_reduce", "bulk_store", "bulk_wait",
-    "cache_policy", "clock", "cluster_address", "cluster_arrive", "cluster_load", "cluster_rank",
-    "cluster_store", "cluster_wait", "compare_and_swap", "converge_warp", "cp_async",
-    "cp_async_arrive", "cp_async_commit", "cp_async_wait", "extend_nibbles",
-    "decode_int4", "decode_int8", "dependencies_wait", "dependents_launch", "descriptor", "elect",
-    "fence_async", "fence_async_global", "fence_barrier_init", "k_extent", "lane_index",
-    "ldmatrix", "load_ordered", "match_any", "mma", "mma_scaled", "mma_shape", "nanosleep", "pack",
-    "pack_float8", "pair_arithmetic", "prefetch_map", "reduce_warp", "round_tfloat32",
-    "rounded",
-    "set_registers", "shuffle", "shuffle_masked", "stmatrix", "store_ordered", "sync_threads",
-    "sync_warp", "tensor_allocate",
-    "tensor_commit", "tensor_copy", "tensor_descriptor", "tensor_fence", "tensor_free",
-    "tensor_k_extent",
-    "tensor_keep", "tensor_load", "tensor_mma", "tensor_mma_scaled", "tensor_store",
-    "tensor_wait_loads", "tensor_wait_stores",
-    "thread_fence", "tma_load", "tma_load_pair", "tma_reduce", "tma_store", "unpack_float8", "vote",
-    "vote_masked", "warp_index", "wgmma", "wgmma_commit", "wgmma_fence", "wgmma_keep",
-    "wgmma_wait",
+    "barrier_init", "barrier_invalidate", "barrier_test", "barrier_wait", "bulk_commit",
+    "bulk_load", "bulk_store", "bulk_wait", "clock", "cluster_address", "cluster_arrive",
+    "cluster_load", "cluster_rank", "cluster_wait", "converge_warp", "cp_async",
+    "cp_async_arrive", "cp_async_commit", "cp_async_wait", "descriptor", "elect",
+    "extend_nibbles", "fence_async", "fence_barrier_init", "k_extent", "ldmatrix",
+    "load_ordered", "mma", "mma_scaled", "mma_shape", "pack", "round_tfloat32", "rounded",
+    "set_registers", "shuffle", "shuffle_masked", "stmatrix", "sync_threads", "sync_warp",
+    "tensor_allocate", "tensor_commit", "tensor_copy", "tensor_descriptor", "tensor_fence",
+    "tensor_free", "tensor_keep", "tensor_load", "tensor_mma", "tensor_mma_scaled",
+    "tensor_store", "tensor_wait_loads", "tensor_wait_stores", "thread_fence", "tma_load",
+    "tma_load_pair", "tma_reduce", "tma_store", "vote", "vote_masked", "warp_index", "wgmma",
+    "wgmma_commit", "wgmma_fence", "wgmma_keep", "wgmma_wait",
 ]  # fmt: skip

@@ -97,38 +97,6 @@ def bulk_store() -> Instruction:
 
 
 @functools.cache
-def bulk_reduce(op: str, dtype: str) -> Instruction:
-    """Return ``(void* dst, const void* src, int bytes)``: global elements op= shared elements.
-
-    Args:
-        op: "add", "min" or "max".
-        dtype: float16, bfloat16, float32 (add only), int32 or uint32.
-    """
-    names = {
-        "float16": "f16",
-        "bfloat16": "bf16",
-        "float32": "f32",
-        "int32": "s32",
-        "uint32": "u32",
-    }
-    if op not in ("add", "min", "max") or dtype not in names or (op, dtype) in (
-        ("min", "float32"), ("max", "float32"),
-    ):  # fmt: skip
-        raise UnsupportedOnTarget(
-            what=f"bulk {op} of {dtype}", target="cuda",
-            reason="expected add, min or max of float16, bfloat16, int32 or uint32; add of float32",
-        )  # fmt: skip
-    form = f".{op}{'.noftz' if 'float16' in dtype and op == 'add' else ''}.{names[dtype]}"
-    text = f"cp.reduce.async.bulk.global.shared::cta.bulk_group{form} [%0], [%1], %2;"
-    source = f'"r"({shared("src")})'
-    return Instruction(
-        f"tc_bulk_{op}_{names[dtype]}", "void* dst, const void* src, int bytes",
-        asm(text, (), ['"l"(dst)', source, '"r"(bytes)']),
-        f'emu::bulk_reduce<emu::{names[dtype]}>(dst, src, bytes, "{op}");', arch="sm_90",
-    )  # fmt: skip
-
-
-@functools.cache
 def bulk_commit() -> Instruction:
     """Return ``()``: the bulk (and TMA) stores since the last commit become a group."""
     return Instruction(

@@ -1,4 +1,4 @@
-"""Atomic updates of global and shared memory, and accesses with a memory order."""
+"""Atomic updates of global and shared memory, and loads with a memory order."""
 
 from __future__ import annotations
 
@@ -107,69 +107,18 @@ return old;"""
 
 
 @functools.cache
-def compare_and_swap(dtype: str) -> Instruction:
-    """Return ``dtype (void* address, dtype expected, dtype value)``: the old value (integers)."""
-    ctype, word = C_TYPES[dtype], WORDS[BITS[dtype]]
-    return Instruction(
-        f"tc_atomic_cas_{dtype}", f"void* address, {ctype} expected, {ctype} value",
-        f"return ({ctype})atomicCAS(({word}*)address, ({word})expected, ({word})value);",
-        returns=dtype,
-    )  # fmt: skip
+def load_ordered(dtype: str) -> Instruction:
+    """Return ``dtype (const void* address)``: a load that what follows in the thread comes after.
 
-
-@functools.cache
-def atomic_add_vector(dtype: str, lanes: int) -> Instruction:
-    """Return ``(void* address, const void* values)``: 2 or 4 additions by one instruction.
-
-    float16 and bfloat16: 2 lanes, 4-byte aligned (bfloat16: sm_80); float32: 2 or 4 lanes, aligned
-    to their size, in global memory (sm_90).
-    """
-    types = {("float16", 2): "half2", ("bfloat16", 2): "nv_bfloat162", ("float32", 2): "float2",
-             ("float32", 4): "float4"}  # fmt: skip
-    if (dtype, lanes) not in types:
-        raise UnsupportedOnTarget(
-            what=f"atomic add of {lanes} x {dtype}", target="cuda",
-            reason="expected 2 x float16, 2 x bfloat16, 2 or 4 x float32",
-        )  # fmt: skip
-    ctype = types[dtype, lanes]
-    arch = {"float16": "sm_70", "bfloat16": "sm_80", "float32": "sm_90"}[dtype]
-    return Instruction(
-        f"tc_atomic_add_{dtype}x{lanes}", "void* address, const void* values",
-        f"atomicAdd(({ctype}*)address, *(const {ctype}*)values);", arch=arch,
-        headers=HEADERS.get(dtype, ()),
-    )  # fmt: skip
-
-
-@functools.cache
-def load_ordered(dtype: str, order: str = "acquire", scope: str = "gpu") -> Instruction:
-    """Return ``dtype (const void* address)``: a load with a memory order.
-
-    Args:
-        dtype: 32 or 64 bits wide.
-        order: "relaxed" or "acquire".
-        scope: "cta", "cluster", "gpu" or "sys".
+    ``dtype``: 32 or 64 bits wide.
     """
     name, ctype = ORDERED[dtype], C_TYPES[dtype]
-    constraint = _constraint(dtype)
-    text = asm(
-        f"ld.{order}.{scope}.{name} %0, [%1];", [f'"={constraint}"(value)'], ['"l"(address)']
-    )
+    result = f'"={_constraint(dtype)}"(value)'
+    text = asm(f"ld.acquire.gpu.{name} %0, [%1];", [result], ['"l"(address)'])
     return Instruction(
-        f"tc_load_{order}_{scope}_{dtype}", "const void* address",
+        f"tc_load_acquire_gpu_{dtype}", "const void* address",
         f"{ctype} value;\n{text}\nreturn value;",
         f"return emu::load_ordered<{ctype}>(address);", dtype,
-    )  # fmt: skip
-
-
-@functools.cache
-def store_ordered(dtype: str, order: str = "release", scope: str = "gpu") -> Instruction:
-    """Return ``(void* address, dtype value)``: a store with a memory order (see load_ordered)."""
-    name, ctype = ORDERED[dtype], C_TYPES[dtype]
-    operands = ['"l"(address)', f'"{_constraint(dtype)}"(value)']
-    return Instruction(
-        f"tc_store_{order}_{scope}_{dtype}", f"void* address, {ctype} value",
-        asm(f"st.{order}.{scope}.{name} [%0], %1;", (), operands),
-        f"emu::store_ordered<{ctype}>(address, value);",
     )  # fmt: skip
 
 

@@ -220,15 +220,6 @@ def fence_async(of_cluster: bool = False) -> Instruction:
 
 
 @functools.cache
-def fence_async_global() -> Instruction:
-    """Return ``()``: what this thread wrote to global memory is seen by TMA."""
-    return Instruction(
-        "tc_fence_async_global", "", asm("fence.proxy.async.global;"), "emu::fence_async();",
-        arch="sm_90",
-    )  # fmt: skip
-
-
-@functools.cache
 def thread_fence(scope: str = "gpu") -> Instruction:
     """Return ``()``: order this thread's memory accesses; scope "cta", "gpu" or "sys"."""
     name = {"cta": "__threadfence_block", "gpu": "__threadfence", "sys": "__threadfence_system"}
@@ -287,28 +278,3 @@ def cluster_load(dtype: str) -> Instruction:
         f"{MAPA}\nreturn *(const {ctype}*)remote;",
         f"return *(const {ctype}*)emu::cluster_pointer(element, rank);", dtype, "sm_90",
     )  # fmt: skip
-
-
-@functools.cache
-def cluster_store(dtype: str) -> Instruction:
-    """Return ``(void* element, int rank, dtype value)``: the reverse of ``cluster_load``."""
-    ctype = C_TYPES[dtype]
-    return Instruction(
-        f"tc_cluster_store_{dtype}", f"void* element, int rank, {ctype} value",
-        f"{MAPA}\n*({ctype}*)remote = value;",
-        f"*({ctype}*)emu::cluster_pointer(element, rank) = value;", arch="sm_90",
-    )  # fmt: skip
-
-
-@functools.cache
-def dependents_launch() -> Instruction:
-    """Return ``()``: kernels that depend on this one may start (programmatic launch)."""
-    return Instruction(
-        "tc_dependents_launch", "", asm("griddepcontrol.launch_dependents;"), ";", arch="sm_90"
-    )
-
-
-@functools.cache
-def dependencies_wait() -> Instruction:
-    """Return ``()``: wait for the kernels this one depends on (programmatic launch)."""
-    return Instruction("tc_dependencies_wait", "", asm("griddepcontrol.wait;"), ";", arch="sm_90")

@@ -1,4 +1,4 @@
-"""Approximate functions of the special function units and arithmetic on pairs of elements."""
+"""Approximate functions of the special function units, and arithmetic that rounds as asked."""
 
 from __future__ import annotations
 
@@ -19,10 +19,6 @@ APPROXIMATE = {
     "cos": ("cos.approx.ftz.f32", "cosf(x)", "sm_70"),
     "tanh": ("tanh.approx.f32", "tanhf(x)", "sm_75"),
 }
-PAIR_OPS = {"add": "__hadd2", "sub": "__hsub2", "mul": "__hmul2", "max": "__hmax2",
-            "min": "__hmin2", "fma": "__hfma2"}  # fmt: skip
-PAIR_TYPES = {"float16": ("half2", "cuda_fp16.h", "sm_70"),
-              "bfloat16": ("nv_bfloat162", "cuda_bf16.h", "sm_80")}  # fmt: skip
 
 
 @functools.cache
@@ -54,25 +50,4 @@ def rounded(name: str, dtype: str) -> Instruction:
     return Instruction(
         f"tc_rounded_{op}_{mode}_{dtype}", ", ".join(f"{ctype} {n}" for n in names),
         f"return {function}({given});", f"return emu::rounded_{op}(emu::{mode}, {given});", dtype,
-    )  # fmt: skip
-
-
-@functools.cache
-def pair_arithmetic(op: str, dtype: str) -> Instruction:
-    """Return ``uint32 (uint32 a, uint32 b[, uint32 c])``: two float16 or bfloat16 at once.
-
-    ``op``: add, sub, mul, max, min (from sm_80), or fma (a * b + c).
-    """
-    if op not in PAIR_OPS or dtype not in PAIR_TYPES:
-        raise UnsupportedOnTarget(
-            what=f"{op} of two {dtype}", target="cuda",
-            reason=f"expected {', '.join(PAIR_OPS)} of float16 or bfloat16",
-        )  # fmt: skip
-    pair, header, arch = PAIR_TYPES[dtype]
-    names = ("a", "b", "c") if op == "fma" else ("a", "b")
-    values = ", ".join(f"*({pair}*)&{n}" for n in names)
-    return Instruction(
-        f"tc_{op}2_{dtype}", ", ".join(f"unsigned {n}" for n in names),
-        f"{pair} made = {PAIR_OPS[op]}({values});\nreturn *(unsigned*)&made;", returns="uint32",
-        headers=(header,), arch="sm_80" if op in ("max", "min") else arch,
     )  # fmt: skip

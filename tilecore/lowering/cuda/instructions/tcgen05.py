@@ -48,11 +48,6 @@ def _unsupported(what: str, reason: str) -> UnsupportedOnTarget:
     return UnsupportedOnTarget(what=what, target="cuda", reason=reason)
 
 
-def tensor_k_extent(dtype: str) -> int:
-    """Return the products that one instruction sums up: 32 bytes of operand."""
-    return 256 // OPERAND_BITS[dtype]
-
-
 def _columns(count: int) -> None:
     if count not in (32, 64, 128, 256, 512):
         raise _unsupported(f"{count} columns of tensor memory", "expected 32, 64, 128, 256 or 512")

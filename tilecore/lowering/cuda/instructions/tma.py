@@ -31,10 +31,8 @@ def _coordinates(rank: int, first: int) -> tuple[str, str, list[str], str]:
 
 
 @functools.cache
-def tma_load(
-    rank: int, multicast: bool = False, cache_hint: bool = False, *, stays: bool = False
-) -> Instruction:
-    """Return ``(void* dst, map, void* barrier, int c0, ...[, int mask][, uint64 policy])``.
+def tma_load(rank: int, multicast: bool = False, *, stays: bool = False) -> Instruction:
+    """Return ``(void* dst, map, void* barrier, int c0, ...[, int mask])``.
 
     Copies the map's box at coordinates ``c0`` (innermost) ... to shared memory; one thread calls
     it, and the barrier is told the bytes. Elements outside the tensor become 0.
@@ -43,7 +41,6 @@ def tma_load(
         rank: axes of the tensor map, 1 to 5.
         multicast: with a mask of the blocks of the cluster that get the box (and the bytes), each
             at the same place in its shared memory.
-        cache_hint: with a cache policy, see ``cache_policy``.
         stays: the addresses are those of the block's own shared memory, not of its cluster's (PTX
             ISA 8.6).
     """
@@ -56,14 +53,9 @@ def tma_load(
         text, name = text.replace("shared::cluster", "shared::cta"), name + "_own"
     if multicast:
         text += ".multicast::cluster"
-        tail += f", %{len(inputs)}"
+        tail = f", %{len(inputs)}"
         inputs.append('"h"((unsigned short)mask)')
         params, name, mask = params + ", int mask", name + "_multicast", "mask"
-    if cache_hint:
-        text += ".L2::cache_hint"
-        tail += f", %{len(inputs)}"
-        inputs.append('"l"(policy)')
-        params, name = params + ", unsigned long long policy", name + "_hint"
     return Instruction(
         name, params, asm(f"{text} [%0], [%1, {coords}], [%2]{tail};", (), inputs),
         f"int c[] = {{{values}}};\nemu::tma_load(dst, map, barrier, {rank}, c, {mask});",
@@ -125,29 +117,4 @@ def tma_reduce(rank: int, op: str = "add") -> Instruction:
         f"tc_tma_{op}_{rank}d", f"unsigned long long map, const void* src, {c_params}",
         asm(f"{form} [%0, {coords}], [%1];", (), [MAP, f'"r"({shared("src")})', *operands]),
         f'int c[] = {{{values}}};\nemu::tma_reduce(map, src, {rank}, c, "{op}");', arch="sm_90",
-    )  # fmt: skip
-
-
-@functools.cache
-def prefetch_map() -> Instruction:
-    """Return ``(map)``: the tensor map is read into the cache of descriptors."""
-    return Instruction(
-        "tc_prefetch_map", "unsigned long long map", asm("prefetch.tensormap [%0];", (), [MAP]),
-        "emu::check_map(map);", arch="sm_90",
-    )  # fmt: skip
-
-
-@functools.cache
-def cache_policy(kind: str) -> Instruction:
-    """Return ``uint64 ()``: an L2 policy, "evict_first", "evict_last" or "evict_normal"."""
-    text = f"createpolicy.fractional.L2::{kind}.b64 %0, 1.0;"
-    if kind not in ("evict_first", "evict_last", "evict_normal"):
-        raise UnsupportedOnTarget(
-            what=f"L2 policy {kind}", target="cuda",
-            reason="expected evict_first, evict_last or evict_normal",
-        )  # fmt: skip
-    return Instruction(
-        f"tc_cache_policy_{kind}", "",
-        "unsigned long long policy;\n" + asm(text, ['"=l"(policy)'], touches_memory=False)
-        + "\nreturn policy;", "return 0;", "uint64", "sm_80",
     )  # fmt: skip

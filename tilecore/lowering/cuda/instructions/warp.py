@@ -11,7 +11,6 @@ FULL = "0xffffffffu"
 SHUFFLES = {"xor": "__shfl_xor_sync", "down": "__shfl_down_sync", "up": "__shfl_up_sync",
             "idx": "__shfl_sync"}  # fmt: skip
 VOTES = {"any": "int32", "all": "int32", "ballot": "uint32"}
-REDUCTIONS = {"add": "add", "min": "min", "max": "max", "and": "and", "or": "or", "xor": "xor"}
 HEADERS = {
     "float16": ("cuda_fp16.h",), "bfloat16": ("cuda_bf16.h",),
     "float8_e4m3fn": ("cuda_fp8.h",), "float8_e5m2": ("cuda_fp8.h",),
@@ -69,43 +68,12 @@ def vote_masked(kind: str) -> Instruction:
 
 
 @functools.cache
-def match_any(dtype: str = "int32") -> Instruction:
-    """Return ``uint32 (uint32 mask, dtype value)``: the lanes of ``mask`` with the same value."""
-    return Instruction(
-        f"tc_match_any_{dtype}", f"unsigned mask, {C_TYPES[dtype]} value",
-        "return __match_any_sync(mask, value);", returns="uint32",
-    )  # fmt: skip
-
-
-@functools.cache
-def active_mask() -> Instruction:
-    """Return ``uint32 ()``: the lanes that run together at this moment."""
-    return Instruction("tc_active_mask", "", "return __activemask();", returns="uint32")
-
-
-@functools.cache
 def elect() -> Instruction:
     """Return ``int ()``: 1 in one lane of the warp, 0 in the others; all lanes call (sm_90)."""
     text = "{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.b32 %0, 1, 0, p; }"
     return Instruction(
         "tc_elect", "", "int chosen;\n" + asm(text, ['"=r"(chosen)']) + "\nreturn chosen;",
         "return emu::elect();", "int32", "sm_90",
-    )  # fmt: skip
-
-
-@functools.cache
-def reduce_warp(op: str, dtype: str = "int32") -> Instruction:
-    """Return ``dtype (dtype value)``: the reduction over all lanes, of int32 or uint32 (sm_80)."""
-    if op not in REDUCTIONS or dtype not in ("int32", "uint32"):
-        raise UnsupportedOnTarget(
-            what=f"redux.{op} of {dtype}", target="cuda",
-            reason=f"expected {', '.join(REDUCTIONS)} of int32 or uint32",
-        )  # fmt: skip
-    is_bitwise = op in ("and", "or", "xor")
-    value = "(unsigned)value" if is_bitwise else "value"
-    return Instruction(
-        f"tc_reduce_{op}_{dtype}", f"{C_TYPES[dtype]} value",
-        f"return __reduce_{op}_sync({FULL}, {value});", returns=dtype, arch="sm_80",
     )  # fmt: skip
 
 
@@ -119,15 +87,6 @@ def warp_index(axis_text: str = "threadIdx.x") -> Instruction:
 
 
 @functools.cache
-def lane_index() -> Instruction:
-    """Return ``int ()``: the lane's number in its warp."""
-    text = asm("mov.u32 %0, %%laneid;", ['"=r"(lane)'], is_volatile=False, touches_memory=False)
-    return Instruction(
-        "tc_lane_index", "", f"int lane;\n{text}\nreturn lane;", "return emu::lane();", "int32"
-    )
-
-
-@functools.cache
 def assume_below() -> Instruction:
     """Return ``(int value, int limit)``: tell the compiler that 0 <= value < limit.
 
@@ -137,12 +96,6 @@ def assume_below() -> Instruction:
         "tc_assume_below", "int value, int limit",
         "__builtin_assume(value >= 0 && value < limit);", ";",
     )  # fmt: skip
-
-
-@functools.cache
-def nanosleep() -> Instruction:
-    """Return ``(int nanoseconds)``: let other warps run for about that long."""
-    return Instruction("tc_nanosleep", "int nanoseconds", "__nanosleep(nanoseconds);")
 
 
 @functools.cache
