@@ -132,6 +132,23 @@ def test_conversions_shifts_and_loops_that_are_left():
     np.testing.assert_array_equal(s, bits)
 
 
+def test_quotients_of_numbers_that_only_a_call_knows():
+    """TVM names what it divides by, within the expression."""
+
+    @T.prim_func
+    def main(X: T.Tensor((200,), "int32"), Y: T.Tensor((200, 2), "int32"), by: T.int32):
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(200):
+                Y[i, 0] = (X[i] + i % by) // by
+                Y[i, 1] = T.if_then_else(X[i] // by % 2 == 1, X[i] % by, -1)
+
+    x = np.random.default_rng(4).integers(-1000, 1000, 200).astype(np.int32)
+    y = np.zeros((200, 2), np.int32)
+    run_text(main, "gfx942", [x, y, 7])
+    np.testing.assert_array_equal(y[:, 0], (x + np.arange(200) % 7) // 7)
+    np.testing.assert_array_equal(y[:, 1], np.where(x // 7 % 2 == 1, x % 7, -1))
+
+
 def sums(N):
     @T.prim_func
     def main(X: T.Tensor((N, N), "float32"), Y: T.Tensor((N,), "float32"),

@@ -95,6 +95,9 @@ class Expressions:
             return self.make(f"xor {value.typed}, -1", value.dtype)
         if kind == "Select":
             return self._choose(node.condition, node.true_value, node.false_value)
+        if kind == "Let":
+            self.names[node.var] = self.value(node.value)
+            return self.value(node.body)
         if kind in ("And", "Or") and _loads(node.b):
             return self._shortcut(kind, node)
         if kind in ("Min", "Max"):
