@@ -140,6 +140,43 @@ def test_kernels_that_were_called_before_torch_came():
     assert found == "True True"
 
 
+def test_kernels_use_as_many_threads_as_torch():
+    found = run(
+        "import torch",
+        "from tests.tilecore.test_thread_pools import doubled, runtime, tasks",
+        "torch.set_num_threads(1)",
+        "x = torch.randn(1 << 20); x.exp(); doubled(x, 1 << 20); before = tasks()",
+        "doubled(x, 1 << 20); print(runtime.num_threads(), tasks() - before)",
+        "torch.set_num_threads(2); doubled(x, 1 << 20)",
+        "print(runtime.num_threads(), tasks() - before)",
+        "runtime.set_num_threads(2); torch.set_num_threads(1); print(runtime.num_threads())",
+    )
+    many = min(2, CORES)
+    assert found.split() == ["1", "0", str(many), str(many - 1), str(many)]
+
+
+@pytest.mark.parametrize("with_torch", [True, False])
+def test_the_environment_says_how_many_threads(with_torch):
+    gemm = kernels.get("gemm")
+    problem = gemm.parse_problem({"m": 300, "n": 400, "k": 50})
+    artifact = compile(gemm.program(problem, dict(gemm.default_config())))
+    found = run(
+        "import os, sys",
+        "os.environ['OMP_NUM_THREADS'] = '1'",
+        "import torch" if with_torch else "sys.modules['torch'] = None",
+        "import numpy as np",
+        "from tilecore import runtime",
+        f"kernel = runtime.load({str(artifact.path)!r})",
+        "before = len(os.listdir('/proc/self/task'))",
+        "a, b = np.ones((300, 50), 'float32'), np.ones((50, 400), 'float32')",
+        "c = np.zeros((300, 400), 'float32')",
+        "kernel(a, b, c)",
+        "assert (c == 50).all()",
+        "print(runtime.num_threads(), len(os.listdir('/proc/self/task')) - before)",
+    )
+    assert found in (("1 0",) if with_torch else ("1 0", "1 1"))  # TVM may start one
+
+
 def test_kernels_know_how_many_threads_there_are():
     """With torch and without: it decides between versions of a launch."""
     gemm = kernels.get("gemm")

@@ -2,8 +2,9 @@
 ; (torch's): `tilecore_launch` stands in for TVMBackendParallelLaunch once `tilecore_join` was told
 ; where that runtime is (tilecore/runtime/threads.py).
 
-; GOMP_parallel (null: use TVM's threads), omp_get_thread_num, omp_get_num_threads, TVM's launch, cores
-%pool = type { ptr, ptr, ptr, ptr, i32 }
+; GOMP_parallel (null: use TVM's threads), omp_get_thread_num, omp_get_num_threads, TVM's launch,
+; cores, and who says how many of them are used now (null: all)
+%pool = type { ptr, ptr, ptr, ptr, i32, ptr }
 %env = type { ptr, i32 }                ; TVMParallelGroupEnv: no barrier, number of tasks
 %job = type { ptr, ptr, i32, i32, ptr } ; function, its data, number of tasks, failure, its error
 
@@ -24,6 +25,26 @@ define i32 @tilecore_team(i32 %threads) {
   ret i32 0
 }
 
+; How many threads a pool has for the caller.
+define internal i32 @cores(ptr %pool) {
+entry:
+  %cores.at = getelementptr %pool, ptr %pool, i32 0, i32 4
+  %cores = load i32, ptr %cores.at
+  %limit.at = getelementptr %pool, ptr %pool, i32 0, i32 5
+  %limit = load ptr, ptr %limit.at
+  %is_all = icmp eq ptr %limit, null
+  br i1 %is_all, label %all, label %asked
+
+all:
+  ret i32 %cores
+
+asked:
+  %now = call i32 %limit()
+  %is_few = icmp slt i32 %now, %cores
+  %found = select i1 %is_few, i32 %now, i32 %cores
+  ret i32 %found
+}
+
 ; How many threads run a grid; many, as long as nobody told.
 define i32 @tilecore_threads() {
 entry:
@@ -35,8 +56,7 @@ many:
   ret i32 65536
 
 some:
-  %cores.at = getelementptr %pool, ptr %pool, i32 0, i32 4
-  %cores = load i32, ptr %cores.at
+  %cores = call i32 @cores(ptr %pool)
   ret i32 %cores
 }
 
@@ -53,8 +73,7 @@ many:
 some:
   %parallel = load ptr, ptr %pool
   %is_told = icmp ne ptr %parallel, null
-  %cores.at = getelementptr %pool, ptr %pool, i32 0, i32 4
-  %cores = load i32, ptr %cores.at
+  %cores = call i32 @cores(ptr %pool)
   %is_one = icmp eq i32 %cores, 1
   %is_alone = and i1 %is_told, %is_one
   %alone = zext i1 %is_alone to i32
@@ -127,8 +146,7 @@ entry:
   %job = alloca %job
   %env = alloca %env
   %pool = load ptr, ptr @pool
-  %cores.at = getelementptr %pool, ptr %pool, i32 0, i32 4
-  %cores = load i32, ptr %cores.at
+  %cores = call i32 @cores(ptr %pool)
   %worth = load i32, ptr @team
   store i32 0, ptr @team
   %is_all = icmp eq i32 %worth, 0

@@ -24,11 +24,12 @@ def runtime_api() -> Any:
     The workers of TVM's thread pool sleep instead of spinning unless the user's environment says
     otherwise: spinning ones slow torch's pool (and torch's slow ours) by 2-5x.
     Source: shared/research/cpu-lowering.md section 6, measured. The pool has one thread per usable
-    core; left alone TVM takes half of them, assuming hyperthreads.
+    core, or what OMP_NUM_THREADS says; left alone TVM takes half of them, assuming hyperthreads.
     """
     libc = ctypes.CDLL(None)
     libc.setenv(SPIN, b"0", 0)
-    libc.setenv(THREADS, str(len(os.sched_getaffinity(0))).encode(), 0)
+    cores = len(os.sched_getaffinity(0))
+    libc.setenv(THREADS, str(min(_of_environment() or cores, cores)).encode(), 0)
     spec = importlib.util.find_spec("tvm")
     if spec is None or spec.origin is None:
         raise ToolchainMissing(
@@ -59,7 +60,7 @@ def load_library(path: Path, entry: str) -> tuple[Any, Any]:
 
 def join_threads(library: Path) -> None:
     """Let a loaded library run its grids on torch's threads, where there are, and know how many."""
-    if threads.join(library, num_threads()):
+    if threads.join(library, _most()):
         _fork_apart()
 
 
@@ -74,7 +75,11 @@ def share_threads(is_shared: bool) -> None:
 
 
 def set_num_threads(count: int) -> None:
-    """Let parallel loops of all kernels in this process use ``count`` cores, all if it has less."""
+    """Let parallel loops of all kernels in this process use ``count`` cores, all if it has less.
+
+    Otherwise they use as many as torch's operations do (``torch.set_num_threads``), or without
+    torch as OMP_NUM_THREADS says, or all that the process may use.
+    """
     if count < 1:
         raise ValueError(f"expected at least 1 thread, found {count}")
     _asked[:] = [count]
@@ -85,8 +90,23 @@ def set_num_threads(count: int) -> None:
 
 def num_threads() -> int:
     """Return how many cores parallel loops use."""
+    most = _most()
+    return min(most, threads.of_torch() or most)
+
+
+def _most() -> int:
+    """Return how many cores they use where torch asks for no fewer."""
     cores = len(os.sched_getaffinity(0))
-    return min(_asked[0], cores) if _asked else cores
+    if _asked:
+        return min(_asked[0], cores)
+    return cores if threads.of_torch() else min(_of_environment() or cores, cores)
+
+
+def _of_environment() -> int | None:
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_char_p
+    asked = getenv(b"OMP_NUM_THREADS") or b""
+    return int(asked) if asked.isdigit() else None
 
 
 def _configure(count: int) -> None:

@@ -16,20 +16,26 @@ from pathlib import Path
 
 OPENMP = ("libgomp", "libiomp5", "libomp")  # all have the entries of GNU's
 ENTRIES = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+LIMIT = "_ZN2at15get_num_threadsEv"  # at::get_num_threads() in C++: of the calling thread
 _wanted = [True]  # whether to share them
+_chosen = [False]  # whether somebody has said how many threads kernels use
 SLOT, LAUNCH, JOIN = "__TVMBackendParallelLaunch", "tilecore_launch", "tilecore_join"
 
 
 class Pool(ctypes.Structure):
-    """What ``launch.ll`` calls (no ``parallel``: TVM's launch) and how many threads it asks for."""
+    """What ``launch.ll`` calls (no ``parallel``: TVM's launch) and how many threads it asks for.
+
+    That is ``cores``, or less where ``limit`` says so.
+    """
 
     _fields_ = (
         ("parallel", ctypes.c_void_p), ("thread_number", ctypes.c_void_p),
         ("team_size", ctypes.c_void_p), ("own", ctypes.c_void_p), ("cores", ctypes.c_int32),
+        ("limit", ctypes.c_void_p),
     )  # fmt: skip
 
 
-_ALONE = Pool(None, None, None, None, 1)  # without torch: TVM's launch, and how many threads
+_ALONE = Pool(None, None, None, None, 1, None)  # without torch: TVM's launch, and how many threads
 
 
 @dataclass(slots=True)
@@ -66,11 +72,20 @@ def join(library: Path, cores: int) -> bool:
 
 
 def resize(cores: int) -> None:
-    """Set how many threads kernels use."""
-    _ALONE.cores = cores
+    """Set how many threads kernels use, whatever torch uses."""
+    _ALONE.cores, _chosen[:] = cores, [True]
     found = _openmp() if _has_torch() else None
     if found is not None:
-        found.pool.cores = cores
+        found.pool.cores, found.pool.limit = cores, None
+
+
+def of_torch() -> int | None:
+    """Return how many threads torch uses where that is what kernels follow."""
+    found = _openmp() if _has_torch() else None
+    if found is None or not found.pool.limit:
+        return None
+    count: int = sys.modules["torch"].get_num_threads()
+    return count
 
 
 def share(*, is_shared: bool) -> None:
@@ -91,6 +106,15 @@ def _has_torch() -> bool:
     return hasattr(sys.modules.get("torch"), "Tensor")  # it may be on its way
 
 
+def _limit() -> int | None:
+    """Return the address of torch's function that tells how many threads it uses."""
+    path = Path(sys.modules["torch"].__file__ or "").parent / "lib" / "libtorch_cpu.so"
+    try:
+        return ctypes.cast(ctypes.CDLL(str(path))[LIMIT], ctypes.c_void_p).value
+    except (OSError, AttributeError):  # a build of another shape
+        return None
+
+
 @functools.cache
 def _openmp() -> Shared | None:
     """Return the threads of torch's OpenMP runtime; None: it has none.
@@ -105,7 +129,9 @@ def _openmp() -> Shared | None:
             continue
         parallel, number, size = entries
         if parallel is not None:
-            return Shared(Pool(parallel if _wanted[0] else None, number, size, None, 1), parallel)
+            limit = None if _chosen[0] else _limit()
+            pool = Pool(parallel if _wanted[0] else None, number, size, None, 1, limit)
+            return Shared(pool, parallel)
     return None
 
 
