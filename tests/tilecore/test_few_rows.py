@@ -263,3 +263,36 @@ def test_one_operand_by_rows_and_by_columns(artifacts, path, first):
     runtime.load(artifact)(a, b, d, c, e)
     np.testing.assert_allclose(c, wanted(a, b, True), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(e, wanted(a.T, d, False), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "versions"),
+    [(0, 1000, ["m <= 1", "m <= 16"]), (2, 1000, ["m <= 16"]), (17, 1000, []), (2, 8, [""]),
+     (3, 16, [""])],
+)  # fmt: skip
+def test_versions_of_a_dynamic_number_of_rows_are_those_that_can_be(least, most, versions):
+    M = T.dynamic("m")
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((M, 64), "float32"),
+        B: T.Tensor((64, 96), "float32"),
+        C: T.Tensor((M, 96), "float32"),
+    ):
+        T.assume(M >= least)
+        T.assume(M <= most)
+        with T.Kernel(T.ceildiv(96, 48), T.ceildiv(M, 32), threads=64) as (bx, by):
+            a = T.alloc_shared((32, 64), "float32")
+            b = T.alloc_shared((64, 48), "float32")
+            c = T.alloc_fragment((32, 48), "float32")
+            T.clear(c)
+            T.copy(A[by * 32, 0], a)
+            T.copy(B[0, bx * 48], b)
+            T.gemm(a, b, c)
+            T.copy(c, C[by * 32, bx * 48])
+
+    artifact = compile(main, here("avx512"))
+    found = [n for n in artifact.manifest.notes if "few rows: b is read in place" in n]
+    assert [n.partition(": ")[0] if n.startswith("m <=") else "" for n in found] == versions
+    for m in {least, min(most, least + 9), min(most, 40)} - {0}:
+        checked(artifact, *operands(m, 96, 64, "float32", False), False)

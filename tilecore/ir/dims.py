@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tilecore.ir.bounds import narrowed
 from tilecore.ir.expr import Expr, Var
 from tilecore.ir.nodes import Buffer, PrimFunc
 from tilecore.ir.polynomial import Polynomial
@@ -66,9 +67,11 @@ def unbound(buffer: Buffer, known: set[int]) -> list[Var]:
 
 
 def value_ranges(func: PrimFunc) -> dict[Var, Interval]:
-    """Return inclusive bounds of dimensions and integer parameters: all that their types hold."""
+    """Return inclusive bounds of dimensions and integer parameters: their types', or as assumed."""
     ranges = {v: (0, v.dtype.ends[1]) for v in dimensions(func)}
     for param in func.params:
         if isinstance(param, Var) and param.dtype.is_integer:
             ranges[param] = param.dtype.ends
+    for condition in func.attrs.get("assumed", ()):
+        ranges = narrowed(condition, ranges, holds=True)
     return ranges

@@ -585,7 +585,8 @@ class Pad(Stmt):
 class PrimFunc:
     """One tile program: parameters in call order, and one or more kernel launches in sequence.
 
-    ``attrs`` may hold ``out_idx`` (positions of the output tensors).
+    ``attrs`` may hold ``out_idx`` (positions of the output tensors) and ``assumed`` (conditions
+    on dimensions and integer parameters that hold at every call).
     """
 
     name: str

@@ -66,12 +66,17 @@ def annotate_safe_value(safe_value_map: Mapping[Buffer, ExprLike]) -> None:
 
 
 def assume(cond: ExprLike) -> None:
-    """State that ``cond`` always holds; a hint to compilers, without effect here.
+    """State that ``cond`` always holds, which nothing checks.
+
+    Before the launches of a program, bounds of its dimensions and integer parameters (``T.assume(n
+    >= 64)``) save versions of code for other sizes. Elsewhere it is without effect.
 
     Raises:
         TypeMismatch: not a condition (TC202).
     """
-    as_bool(cond)
+    found, builder = as_bool(cond), current()
+    if not builder.block_vars:
+        builder.attrs["assumed"] = (*builder.attrs.get("assumed", ()), found)
 
 
 def device_assert(cond: ExprLike, msg: str = "", no_stack_info: bool = False) -> None:

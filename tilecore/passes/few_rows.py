@@ -62,11 +62,14 @@ class _Versions:
         if found is not None:
             return found
         for dimension, tallest in self._rows_of(stmt, gemms):
-            for number in (n for n in FEW if n <= tallest):
+            least, most = self.ranges[dimension]
+            for number in (n for n in FEW if least <= n <= tallest):
                 found = self._version(stmt, dimension, number)
                 if found is not None:
-                    few = If(dimension <= number, found, stmt, stmt.span)
-                    one = self._version(stmt, dimension, 1)
+                    few = (
+                        found if most <= number else If(dimension <= number, found, stmt, stmt.span)
+                    )
+                    one = self._version(stmt, dimension, 1) if least <= 1 else None
                     return few if one is None else If(dimension <= 1, one, few, stmt.span)
         return stmt
 
