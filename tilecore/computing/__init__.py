@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from tilecore.computing.computation import Computation, Plan, Stage, compute
+from tilecore.computing.computation import Computation, compute
+from tilecore.computing.plan import Plan, Stage
 
 __all__ = ["Computation", "Plan", "Stage", "compute"]

@@ -128,10 +128,10 @@ def var(
     axes = axes_of(x, dim)
     count = math.prod(x.shape[a] for a in axes)
     less = correction if correction is not None else int(bool(unbiased))
-    mean = reduced("sum", x, axes, True, span, 1.0 / count)
+    mean = reduced("sum", x, axes, True, span, count)
     centred = pointwise("sub", x, mean, span=span)
     squares = pointwise("mul", centred, centred, span=span)
-    return reduced("sum", squares, axes, keepdim, span, 1.0 / (count - less))
+    return reduced("sum", squares, axes, keepdim, span, count - less)
 
 
 def std(span: SourceSpan, x: Node, *given: Any, **named: Any) -> Node:

@@ -11,154 +11,25 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-import linecache
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tilecore.autotuner import AutoTuner, set_autotune_inputs
 from tilecore.computing import arrays, decode, products, rows
 from tilecore.computing.fusion import Group, steps
 from tilecore.computing.graph import Node, consumers, ordered
-from tilecore.computing.places import GPU_ALIGNMENT_BYTES, Place, Places, wanted_order
+from tilecore.computing.places import GPU_ALIGNMENT_BYTES, Places, wanted_order
+from tilecore.computing.plan import Copy, Launch, Plan, Stage, function_of, recommended
 from tilecore.computing.tensor import Traced, input_of
 from tilecore.computing.text import Program
+from tilecore.computing.varying import Family, Layout, layouts_of
 from tilecore.errors import TypeMismatch
 from tilecore.frontend.signature import bound_call
 from tilecore.gpu_target import GpuTarget
-from tilecore.jit import JITImpl
 from tilecore.jit_calls import likeness
-from tilecore.jit_compile import build
-from tilecore.kernel import JITKernel
-from tilecore.recommending import RecommendedConfig
 from tilecore.runtime.memo import Memo
 from tilecore.target import parse_target
-from tilecore.tile_config import digest
 from tilecore.torch_trace import is_traced, labelled
-
-Before = Callable[["Stage", Sequence[Any]], None]
-
-
-@dataclass(eq=False)
-class Stage:
-    """A kernel of a computation.
-
-    Attributes:
-        group: what it computes.
-        program: as text.
-        function: the text as ``@tilelang.jit`` has it: knobs -> kernel.
-        chosen: the config that it runs with, and why.
-        kernel: what runs.
-    """
-
-    group: Group
-    program: Program
-    function: JITImpl
-    chosen: RecommendedConfig
-    kernel: JITKernel = field(init=False)
-
-    def __repr__(self) -> str:
-        chosen = self.chosen
-        time_us = f"{chosen.time_s * 1e6:.1f} us {chosen.source}"
-        return f"Stage({self.program.name}; {chosen.config}; {time_us})"
-
-    def build(self) -> None:
-        """Compile it with its config."""
-        func = self.function.program(**self.chosen.config)
-        options = replace(self.function.options, config=dict(self.chosen.lowering))
-        self.kernel = build(func, options)
-
-    def tune(self, tensors: Sequence[Any], trials: int) -> None:
-        """Measure recommended configs on some tensors and take the fastest."""
-        advice = recommended(self.program, self.function, trials)
-        configs = [{**c.config, **c.lowering} for c in advice]
-        tuner = AutoTuner.from_kernel(self.function, configs)
-        tuner.set_profile_args(ref_prog=self.kernel.run)
-        with set_autotune_inputs(*tensors):
-            found = tuner.run()
-        measured = found.latency / 1e3
-        self.chosen = replace(
-            advice[configs.index(found.config)], time_s=measured,
-            interval_s=(measured, measured), source="measured",
-            rationale=f"fastest of {len(advice)} configs measured: {measured * 1e6:.1f} us",
-        )  # fmt: skip
-        self.kernel = found.kernel
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """A tensor that is laid out anew: no kernel could read it well where it lies.
-
-    Attributes:
-        node: the copy, row-major.
-        source: what it is a copy of, maybe in another shape.
-    """
-
-    node: Node
-    source: Place
-
-
-@dataclass(eq=False)
-class Plan:
-    """What one set of shapes is computed by.
-
-    Attributes:
-        inputs: nodes of the tensors of a call, by the names of the function's parameters.
-        steps: kernels and copies, in order.
-        results: places of what the function returns.
-        is_single: whether it returns one tensor rather than a tuple.
-        alignment: of the addresses of tensors that its kernels take, in bytes.
-    """
-
-    inputs: Mapping[str, Node]
-    steps: Sequence[Stage | Copy | Node]
-    results: Sequence[Place]
-    is_single: bool
-    alignment: int = 1
-
-    def __repr__(self) -> str:
-        names = ", ".join(stage.program.name for stage in self.stages)
-        copies = sum(isinstance(step, Copy) for step in self.steps)
-        beside = f"; {copies} copies" if copies else ""
-        return f"Plan({names}{beside}; {self.time_s * 1e6:.1f} us)"
-
-    @property
-    def stages(self) -> list[Stage]:
-        """Its kernels."""
-        return [step for step in self.steps if isinstance(step, Stage)]
-
-    @functools.cached_property
-    def held(self) -> list[Any]:
-        """Tensors that it reads and that no call passes."""
-        nodes = [step for step in self.steps if isinstance(step, Node)]
-        return [node.attrs["held"] for node in nodes]
-
-    @property
-    def time_s(self) -> float:
-        """What its kernels are expected to take together."""
-        return sum(stage.chosen.time_s for stage in self.stages)
-
-    def run(self, tensors: Mapping[str, Any], before: Before = lambda stage, given: None) -> Any:
-        """Return what the function returns for tensors of these shapes.
-
-        ``before`` gets each kernel and its tensors before it runs.
-        """
-        known = {
-            node: arrays.laid(tensors[name], node, self.alignment)
-            for name, node in self.inputs.items()
-        }
-        for step in self.steps:
-            if isinstance(step, Stage):
-                given = [arrays.at(known, p.place) for p in step.program.inputs]
-                before(step, given)
-                known[step.group.root] = step.kernel.run(*given)
-            elif isinstance(step, Copy):
-                known[step.node] = arrays.copied(arrays.at(known, step.source), step.node.shape)
-            else:
-                known[step] = arrays.laid(step.attrs["held"], step, self.alignment)
-        found = [arrays.whole(arrays.at(known, place)) for place in self.results]
-        return found[0] if self.is_single else tuple(found)
 
 
 class Computation:
@@ -167,12 +38,16 @@ class Computation:
     Attributes:
         function: the function.
         target: what its kernels are compiled for.
+        dynamic: whether kernels are for sizes that vary; None: once they do.
     """
 
-    def __init__(self, function: Callable[..., Any], target: Any = "auto") -> None:
-        self.function, self.target = function, target
+    def __init__(
+        self, function: Callable[..., Any], target: Any = "auto", dynamic: bool | None = None
+    ) -> None:
+        self.function, self.target, self.dynamic = function, target, dynamic
         self.label = labelled(self)
         self._plans: Memo[Plan] = Memo()
+        self._families: Memo[Family] = Memo()
         self._calls: Memo[tuple[Plan, list[tuple[str, Any]]]] = Memo()
         try:
             self._signature = inspect.signature(function)
@@ -238,6 +113,8 @@ class Computation:
     def tune(self, *args: Any, trials: int = 16, **kwargs: Any) -> Plan:
         """Measure configs of every kernel of a call on its tensors; later calls run the fastest.
 
+        The kernels are for its sizes alone.
+
         Args:
             args: of the call.
             trials: how many of the recommended configs of a kernel are measured.
@@ -247,7 +124,7 @@ class Computation:
             TuningFailed: no config of a kernel computes what the present one does (TC503).
         """
         bound, tensors = self._bound(args, kwargs)
-        plan = self._plan(bound, tensors)
+        plan = self._plan(bound, tensors, is_own=True)
         plan.run(tensors, before=lambda stage, given: stage.tune(given, trials))
         return plan
 
@@ -261,14 +138,16 @@ class Computation:
         for step in self.plan(*args, **kwargs).steps:
             if isinstance(step, Copy):
                 lines.append(f"copy of {step.node.shape}: its rows do not lie together")
-            elif isinstance(step, Stage):
-                made = ", ".join(node.op for node in step.group.members)
-                read = ", ".join(f"{p.name} {p.node.shape}" for p in step.program.inputs)
-                config = " ".join(f"{k}={v}" for k, v in step.chosen.config.items())
+            elif isinstance(step, Launch):
+                stage = step.stage
+                made = ", ".join(node.op for node in stage.group.members)
+                reads = zip(stage.program.inputs, step.reads, strict=True)
+                read = ", ".join(f"{p.name} {place.shape}" for p, place in reads)
+                config = " ".join(f"{k}={v}" for k, v in stage.chosen.config.items())
                 lines += [
-                    f"{step.program.name}: {made}",
-                    f"  reads {read}; returns {step.group.root.shape}",
-                    f"  {config}: {step.chosen.rationale}",
+                    f"{stage.program.name}: {made}",
+                    f"  reads {read}; returns {step.root.shape}",
+                    f"  {config}: {stage.chosen.rationale}",
                 ]
         return "\n".join(lines)
 
@@ -287,23 +166,59 @@ class Computation:
             arrays.mapped(value, name, tensors.__setitem__)
         return bound, tensors
 
-    def _plan(self, bound: inspect.BoundArguments, tensors: Mapping[str, Any]) -> Plan:
-        like = (
-            tuple((k, tuple(t.shape), str(t.dtype), arrays.strides(t)) for k, t in tensors.items()),
-            tuple((k, arrays.hashable(v)) for k, v in bound.arguments.items()),
+    def _plan(
+        self, bound: inspect.BoundArguments, tensors: Mapping[str, Any], is_own: bool = False
+    ) -> Plan:
+        """Return the plan of a call; ``is_own``: with kernels for its sizes alone."""
+        layouts = layouts_of(tensors)
+        kinds = tuple(
+            (k, str(t.dtype), len(t.shape), layouts[k][1] is None) for k, t in tensors.items()
         )
+        family = kinds, tuple((k, arrays.hashable(v)) for k, v in bound.arguments.items())
+        like = family, tuple(layouts.values())
         found = self._plans.get(like)
-        if found is None:
-            found = self._read(bound, tensors)
+        if found is None or (is_own and not found.is_own):
+            made = None if is_own else self._varying(family, bound, tensors, layouts)
+            found = made or self._read(bound, tensors, layouts)
             self._plans.keep(like, found)
         return found
 
-    def _read(self, bound: inspect.BoundArguments, tensors: Mapping[str, Any]) -> Plan:
+    def _varying(
+        self, like: Any, bound: inspect.BoundArguments, tensors: Mapping[str, Any],
+        layouts: Mapping[str, Layout],
+    ) -> Plan | None:  # fmt: skip
+        """Return the plan of a call whose sizes vary; None: it gets kernels for its own sizes."""
+        if self.dynamic is False:
+            return None
+        family = self._families.get(like)
+        if family is None:
+            family = Family(always=bool(self.dynamic))
+            self._families.keep(like, family)
+        found = family.plan(layouts)
+        if found is not None:
+            return found
+        varying = family.symbols(layouts)
+        if varying is None:
+            return None
+        sizes, pattern = varying
+        try:
+            plan = self._read(bound, tensors, pattern)
+        except Exception:  # noqa: BLE001  # a function that wants numbers; errors are to tell of numbers too
+            return None
+        if sizes.fixed != set(sizes.values):
+            family.keep(sizes, pattern, plan)
+        return plan.of(sizes.values)
+
+    def _read(
+        self, bound: inspect.BoundArguments, tensors: Mapping[str, Any],
+        layouts: Mapping[str, Layout],
+    ) -> Plan:  # fmt: skip
+        bound = inspect.BoundArguments(bound.signature, dict(bound.arguments))
         inputs = {}
         for name, tensor in tensors.items():
-            strides = arrays.strides(tensor)
+            shape, strides = layouts[name]
             lying = {} if strides is None else {"strides": strides}
-            inputs[name] = input_of(name, tensor, **lying)
+            inputs[name] = input_of(name, tensor, shape, **lying)
         for name, value in bound.arguments.items():
             traced = arrays.mapped(value, name, lambda place, _: Traced(inputs[place]))
             bound.arguments[name] = traced
@@ -342,12 +257,13 @@ class Computation:
     ) -> Plan:  # fmt: skip
         """Return a plan whose kernels are to be built."""
         users, numbers = consumers(ordered(results)), itertools.count()
-        made: list[Stage | Copy | Node] = []
+        made: list[Launch | Copy | Node] = []
         for step in order:
             if isinstance(step, Group):
                 readers = [] if step.root in results else users[step.root]
                 stage = self._stage(step, next(numbers), places, wanted_order(step.root, readers))
-                made += [*_copies(places), stage]
+                reads = [p.place for p in stage.program.inputs]
+                made += [*_copies(places), Launch(stage, reads, step.root)]
             elif "held" in step.attrs:
                 made.append(step)
         at = [places.of(node) for node in results]
@@ -366,8 +282,10 @@ class Computation:
         program, order = written(group, name, places, order)
         if order is not None:
             places.write(group.root, order)
-        function = _function(program, self.target, self.__module__)
-        return Stage(group, program, function, recommended(program, function, 1)[0])
+        texts = dict.fromkeys((program.text, program.sample))
+        made = {t: function_of(name, t, self.target, self.__module__) for t in texts}
+        function, sample = made[program.text], made[program.sample]
+        return Stage(group, program, function, sample, recommended(program, sample, 1)[0])
 
 
 def _wants_gradient(tensors: Sequence[Any]) -> bool:
@@ -398,27 +316,6 @@ def written(
     return rows.elements(group, name, places), None
 
 
-def recommended(program: Program, function: JITImpl, count: int) -> Sequence[RecommendedConfig]:
-    """Return the recommender's configs of a program, best first."""
-    return function.recommend(top_k=count, space=dict(program.space) or None)
-
-
-def _function(program: Program, target: Any, module: str) -> JITImpl:
-    """Return the function of a program's text, whose lines errors can show.
-
-    What is measured of it is filed under ``module``.
-    """
-    file = f"<tilecore.compute {program.name} {digest(program.text)[:8]}>"
-    linecache.cache[file] = (
-        len(program.text), None, program.text.splitlines(keepends=True), file,
-    )  # fmt: skip
-    names: dict[str, Any] = {"__name__": module}
-    exec(compile(program.text, file, "exec"), names)
-    function: JITImpl = names[program.name]
-    function.options = replace(function.options, target=target)
-    return function
-
-
 def _copies(places: Places) -> list[Copy]:
     """Return the copies that are needed and not made yet."""
     found = [Copy(node, places.of(node.producers[0])) for node in places.copies]
@@ -426,14 +323,17 @@ def _copies(places: Places) -> list[Copy]:
     return found
 
 
-def compute(function: Any = None, *, target: Any = "auto") -> Any:
+def compute(function: Any = None, *, target: Any = "auto", dynamic: bool | None = None) -> Any:
     """Decorate a function of whole tensors: ``@tilecore.compute``.
 
     Args:
         function: plain Python over operations of torch or NumPy on its tensors; it returns one or
             several of them.
         target: what to compile for, as in ``tilelang.jit``.
+        dynamic: whether kernels serve sizes that vary. None: the first two sets of sizes get
+            kernels of their own, then extents that differed vary. True: all extents, from the first
+            call on. False: every set of sizes gets kernels of its own.
     """
     if function is None:
-        return lambda f: Computation(f, target)
-    return Computation(function, target)
+        return lambda f: Computation(f, target, dynamic)
+    return Computation(function, target, dynamic)

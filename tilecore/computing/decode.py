@@ -8,13 +8,14 @@ matrix products. Blocks that share a head's keys leave parts, which a second lau
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 
 from tilecore.computing.fusion import Group
 from tilecore.computing.graph import Node, Shape
 from tilecore.computing.places import Places
 from tilecore.computing.products import LOG2_E, LOWEST, softmax_steps, tile_of
-from tilecore.computing.text import Names, Program, indented, module, number, part_of
+from tilecore.computing.text import Names, Program, indented, number, part_of, program
 
 MOST_ROWS, FEWEST_KEYS = 16, 256
 MANY = 4  # queries of a head of keys from which on matrix products pay
@@ -42,7 +43,8 @@ def _query(group: int, queries: int) -> tuple[str, str]:
 def _rows(core: Node) -> int:
     """Return how many queries share a head of keys."""
     heads, kv_heads = (math.prod(x.shape[:-2]) for x in core.producers[:2])
-    return heads // kv_heads * core.shape[-2]
+    found: int = heads // kv_heads * core.shape[-2]
+    return found
 
 
 def decoding(group: Group, name: str, places: Places, order: Sequence[int] | None) -> Program:
@@ -51,7 +53,8 @@ def decoding(group: Group, name: str, places: Places, order: Sequence[int] | Non
     assert core is not None
     (q, k, v), names = core.producers[:3], Names(group, places)
     *lead, queries, width = core.shape
-    kv_heads, rows = math.prod(k.shape[:-2]), _rows(core)
+    kv_heads, rows = math.prod(k.shape[:-2]), operator.index(_rows(core))
+    queries, width = operator.index(queries), operator.index(width)
     query = _query(rows // queries, queries)
     place_q, at_q = tile_of(places.read(q), q.shape[:-2], query[0])
     (place_k, at_k), (place_v, at_v) = (tile_of(places.read(x), x.shape[:-2], "bz") for x in (k, v))
@@ -75,8 +78,7 @@ def decoding(group: Group, name: str, places: Places, order: Sequence[int] | Non
     ]
     space = {"splits": SPLITS, "block_N": KEYS} | ({} if rows >= MANY else {"streams": STREAMS})
     knobs = "splits=1, block_N=64" + ("" if rows >= MANY else ", streams=1")
-    text = module(group, name, names, shape, knobs, indented(lines, 2))
-    return Program(name, text, names.inputs, space)
+    return program(group, name, names, shape, knobs, indented(lines, 2), space)
 
 
 class _Block:
@@ -97,7 +99,8 @@ class _Block:
         self._core, self._rows, self._query = core, rows, query
         self._keys, self._values = keys, values
         self._dtype, self._value_dtype = k.dtype, v.dtype
-        self._count, self._depth, self._width = k.shape[-2], q.shape[-1], v.shape[-1]
+        self._count = k.shape[-2]
+        self._depth, self._width = operator.index(q.shape[-1]), operator.index(v.shape[-1])
         self._factor = number(LOG2_E * core.attrs["scale"])
 
     def by_sums(self) -> list[str]:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tilecore.computing import composites, graph, views
+from tilecore.computing.extents import Extent
 from tilecore.computing.graph import FLOATS, INTEGER, Node, need_floats, pointwise, reduced
 from tilecore.computing.views import axes_of
 from tilecore.errors import ShapeMismatch, SourceSpan, TypeMismatch, UnsupportedSyntax
@@ -65,11 +66,11 @@ def _logic(op: str) -> Function:
     return function
 
 
-def _operand(value: Value) -> Node | float:
+def _operand(value: Value) -> Any:
     """Return a tensor or number as it is: whether numbers are integers decides on the result."""
     if isinstance(value, Node):
         return value
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float | Extent):
         raise TypeMismatch(expected="a tensor or a number", found=type(value).__name__)
     return value
 
@@ -85,9 +86,9 @@ def _where(span: SourceSpan, condition: Node, a: Value, b: Value) -> Node:
     else:
         dtype = INTEGER
         for x in given:
-            is_exact = x.dtype == INTEGER if isinstance(x, Node) else abs(x) <= MOST_EXACT
-            if not is_exact:
-                found = x.dtype if isinstance(x, Node) else x
+            is_tensor = isinstance(x, Node)
+            if not (x.dtype == INTEGER if is_tensor else -MOST_EXACT <= x <= MOST_EXACT):
+                found = x.dtype if is_tensor else x
                 raise TypeMismatch(
                     expected=f"numbers, or integers up to {MOST_EXACT}, to choose from",
                     found=found, hint="write them with a point: 1.0",
@@ -163,8 +164,8 @@ def _reduction(op: str) -> Function:
         kept = keepdim or keepdims
         if op != "mean":
             return reduced(op, x, axes, kept, span)
-        scale = 1.0 / math.prod(x.shape[a] for a in axes)
-        return reduced("sum", x, axes, kept, span, scale)
+        count = math.prod(x.shape[a] for a in axes)
+        return reduced("sum", x, axes, kept, span, count)
 
     return function
 

@@ -1,6 +1,6 @@
 """The expression graph of a computation: nodes, their shapes, and the arithmetic of both.
 
-Shapes are known: a computation is read anew for every shape it is called with. Element types are
+Extents are integers, or ``extents.Extent`` where they differ from call to call. Element types are
 float32, float16 and bfloat16; sums and everything between two kernels' tensors are float32. Truth
 and integers come of comparisons and of ``where`` alone, and go into functions of elements.
 """
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
+from tilecore.computing.extents import divides, varies
 from tilecore.errors import ShapeMismatch, SourceSpan, TypeMismatch
 
 FLOATS = ("float32", "float16", "bfloat16")
@@ -21,7 +22,7 @@ OF_INTEGERS = ("add", "sub", "mul", "pow", "maximum", "minimum", "neg", "abs")  
 FEW_ROWS, LONG_ROW = 64, 8192  # fewer rows and longer ones are reduced in parts
 MOST_OF_ROW, LEAST_OF_ROW = 4096, 63
 Kind = Literal["input", "pointwise", "reduce", "softmax", "product", "attention", "view"]
-Shape = tuple[int, ...]
+Shape = tuple[Any, ...]  # of integers, and of extents that vary (``extents.Extent``)
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +32,7 @@ class Node:
     Attributes:
         kind: what makes it.
         op: which function of that kind: "exp", "sum", "transpose"; of an input its name.
-        args: what it is made of; numbers stand in pointwise nodes alone.
+        args: what it is made of; numbers, and extents as numbers, stand in pointwise nodes alone.
         shape: its extents.
         dtype: its element type; "bool" of comparisons, "int64" of ``where`` with integers.
         attrs: what else the kind needs (axis of a reduction, scale of attention, ...).
@@ -40,7 +41,7 @@ class Node:
 
     kind: Kind
     op: str
-    args: tuple[Node | float, ...]
+    args: tuple[Any, ...]
     shape: Shape
     dtype: str
     attrs: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
@@ -115,7 +116,7 @@ def with_args(node: Node, args: tuple[Node | float, ...]) -> Node:
 # --- nodes --------------------------------------------------------------------------------------
 
 
-def pointwise(op: str, *args: Node | float, span: SourceSpan, dtype: str | None = None) -> Node:
+def pointwise(op: str, *args: Any, span: SourceSpan, dtype: str | None = None) -> Node:
     """Return a function of each element, after broadcasting as in NumPy.
 
     Raises:
@@ -128,7 +129,7 @@ def pointwise(op: str, *args: Node | float, span: SourceSpan, dtype: str | None 
     has_float = bool(floats) or any(isinstance(a, float) for a in args)
     if dtype is None and op in OF_INTEGERS and not has_float:
         raise _not_of_integers(op, tensors[0], span)
-    numbers = (a if isinstance(a, Node) else float(a) for a in args)
+    numbers = (a if isinstance(a, Node) or varies(a) else float(a) for a in args)
     return Node("pointwise", op, tuple(numbers), shape, dtype or common_dtype(floats), span=span)
 
 
@@ -151,9 +152,9 @@ def _not_of_integers(what: str, tensor: Node, span: SourceSpan) -> TypeMismatch:
 
 
 def reduced(
-    op: str, x: Node, axes: Sequence[int], keepdim: bool, span: SourceSpan, scale: float = 1.0
+    op: str, x: Node, axes: Sequence[int], keepdim: bool, span: SourceSpan, by: Any = 1
 ) -> Node:
-    """Return the sum, times ``scale``, or the largest or smallest element over some axes.
+    """Return the sum divided by a number, or the largest or smallest element over some axes.
 
     Raises:
         TypeMismatch: of truth or integers (TC202).
@@ -171,8 +172,10 @@ def reduced(
         parts = Node("reduce", op, (split,), (*split.shape[:-1], 1), "float32", attrs, span)
         flat = reshaped(parts, (*rows, -1), span)
     found = Node("reduce", op, (flat,), (*rows, 1), x.dtype, attrs, span)
-    if scale != 1.0:
-        found = pointwise("mul", found, scale, span=span)
+    if varies(by):
+        found = pointwise("div", found, by, span=span)
+    elif by != 1:
+        found = pointwise("mul", found, 1.0 / by, span=span)
     whole = tuple(1 if axis in axes else n for axis, n in enumerate(_unpermuted(rows, kept, axes)))
     return reshaped(found, whole if keepdim else rows, span)
 
@@ -181,7 +184,7 @@ def _part_of_long_rows(rows: int, columns: int) -> int:
     """Return how long parts of rows are that keep many blocks at work; 0: rows as they are."""
     if rows >= FEW_ROWS or columns < LONG_ROW:
         return 0
-    return next((n for n in range(MOST_OF_ROW, LEAST_OF_ROW, -1) if columns % n == 0), 0)
+    return next((n for n in range(MOST_OF_ROW, LEAST_OF_ROW, -1) if divides(n, columns)), 0)
 
 
 def _unpermuted(rows: Shape, kept: Sequence[int], axes: Sequence[int]) -> list[int]:
@@ -234,14 +237,14 @@ def _last(x: Node, trans: bool) -> tuple[int, int]:
 # --- views --------------------------------------------------------------------------------------
 
 
-def reshaped(x: Node, shape: Sequence[int], span: SourceSpan) -> Node:
+def reshaped(x: Node, shape: Sequence[Any], span: SourceSpan) -> Node:
     """Return the same elements in another shape; one extent may be -1.
 
     Raises:
         ShapeMismatch: the elements do not fill it (TC201).
     """
     known = math.prod(n for n in shape if n != -1)
-    found = tuple(x.size // max(known, 1) if n == -1 else int(n) for n in shape)
+    found = tuple(x.size // max(known, 1) if n == -1 else n for n in shape)
     if math.prod(found) != x.size:
         raise ShapeMismatch(
             what="reshape", expected=f"{x.size} elements, as shape {x.shape} has",

@@ -1,7 +1,7 @@
 """Where the tensors of a computation lie: a view is read in the memory that it is a view of.
 
-Shapes are known when a computation is read, and so are the strides of all views. A copy is made
-where a reshape has no strides, and where a kernel would read elements that lie far apart.
+The strides of all views follow from those of the arguments. A copy is made where a reshape has no
+strides, and where a kernel would read elements that lie far apart.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from tilecore.computing.extents import taken
 from tilecore.computing.graph import Node, Shape
 from tilecore.ir.dtype import DType
 
@@ -70,12 +71,12 @@ class Place:
                 continue
             extent, stride = next(axes)
             if isinstance(entry, slice):
-                taken = range(*entry.indices(extent))
-                offset += taken.start * stride
-                shape.append(len(taken))
-                strides.append(taken.step * stride)
+                first, count, step = taken(entry, extent)
+                offset += first * stride
+                shape.append(count)
+                strides.append(step * stride)
             else:
-                offset += (entry % extent) * stride
+                offset += (entry + extent if entry < 0 else entry) * stride
         for extent, stride in axes:
             shape.append(extent)
             strides.append(stride)

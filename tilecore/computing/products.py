@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 
 from tilecore.computing.fusion import Group
 from tilecore.computing.graph import Node, Shape
 from tilecore.computing.places import Place, Places
 from tilecore.computing.rows import Loop
-from tilecore.computing.text import Names, Program, indented, module, number, part_of, view_of
+from tilecore.computing.text import Names, Program, indented, number, part_of, program, view_of
 
 LOG2_E = 1.44269504088896341
 ROWS_OF_BLOCK = 64  # of matrices that lie apart: with fewer they are copied into one
@@ -65,8 +66,7 @@ def product(group: Group, name: str, places: Places, order: Sequence[int] | None
     tile = [("by * block_M", "block_M"), ("bx * block_N", "block_N")]
     output, target = _target(batch, (rows, n), tile, order)
     lines.append(f"    T.copy(c, out[{target}])")
-    text = module(group, name, names, output, KNOBS, indented(lines, 2))
-    return Program(name, text, names.inputs, {})
+    return program(group, name, names, output, KNOBS, indented(lines, 2))
 
 
 class _Step:
@@ -126,7 +126,8 @@ def attention(group: Group, name: str, places: Places, order: Sequence[int] | No
     assert core is not None
     (q, k, v), mask, names = core.producers[:3], core.producers[3:], Names(group, places)
     *lead, queries, width = core.shape
-    keys, depth, is_causal = k.shape[-2], q.shape[-1], core.attrs["is_causal"]
+    width, depth = operator.index(width), operator.index(q.shape[-1])
+    keys, is_causal = k.shape[-2], core.attrs["is_causal"]
     heads, scale = math.prod(lead), core.attrs["scale"]
     own, shared = tuple(lead), k.shape[:-2]
     head = "bz"
@@ -180,8 +181,7 @@ def attention(group: Group, name: str, places: Places, order: Sequence[int] | No
     tile = [("bx * block_M", "block_M"), ("0", str(width))]
     output, target = _target(own, (queries, width), tile, order)
     lines.append(f"    T.copy(c, out[{target}])")
-    text = module(group, name, names, output, ATTENTION_KNOBS, indented(lines, 2))
-    return Program(name, text, names.inputs, {})
+    return program(group, name, names, output, ATTENTION_KNOBS, indented(lines, 2))
 
 
 def softmax_steps(rows: str, keys: str, factor: str) -> list[str]:

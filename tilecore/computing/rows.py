@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tilecore.computing.extents import varies, widened
 from tilecore.computing.fusion import Group
-from tilecore.computing.graph import Node, Shape
+from tilecore.computing.graph import LONG_ROW, Node, Shape
 from tilecore.computing.places import Place, Places
-from tilecore.computing.text import Names, Program, formula, indented, module, number
+from tilecore.computing.text import Names, Program, formula, indented, number, program
 
+NEUTRAL = {
+    "sum": "0.0", "amax": "-T.infinity('float32')", "amin": "T.infinity('float32')",
+}  # fmt: skip
 REDUCTIONS = {"sum": "T.reduce_sum", "amax": "T.reduce_max", "amin": "T.reduce_min"}
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 COLUMNS = (128, 256, 512, 1024, 2048, 4096, 8192)
@@ -49,8 +54,7 @@ def elements(group: Group, name: str, places: Places) -> Program:
     output: Shape = (columns,) if count == 1 else (count, columns)
     lines = [*head, *(f"        {line}" for line in inner.lines)]
     lines.append(f"        {store} = {_stored(group, inner.known[group.root])}")
-    text = module(group, name, names, output, knobs, indented(lines, 2))
-    return Program(name, text, names.inputs, space)
+    return program(group, name, names, output, knobs, indented(lines, 2), space)
 
 
 def joined(shape: Shape, places: Sequence[Place]) -> tuple[Shape, list[Place]]:
@@ -134,7 +138,9 @@ class _Rows:
     def __init__(self, group: Group, name: str, places: Places) -> None:
         self._group, self._name, self._names = group, name, Names(group, places)
         assert group.columns is not None
-        self._rows, self._columns = group.rows, group.columns
+        columns = group.columns if group.columns < LONG_ROW else operator.index(group.columns)
+        self._rows, self._columns = group.rows, columns
+        self._width, self._tail = widened(columns) if varies(columns) else (columns, 0)
         self._count = math.prod(group.rows)
         self._own = set(group.members)
         self._users: dict[Node, list[Node]] = {}
@@ -163,11 +169,10 @@ class _Rows:
             f"with T.Kernel(T.ceildiv({self._count}, block_M), threads=threads) as b:",
             *(f"    {line}" for line in (*self._made, *self._lines)),
         ]
-        text = module(
+        return program(
             self._group, self._name, self._names, output, "block_M=4, threads=128",
-            indented(lines, 2),
+            indented(lines, 2), {"block_M": ROWS},
         )  # fmt: skip
-        return Program(self._name, text, self._names.inputs, {"block_M": ROWS})
 
     def _is_wide(self, node: Node) -> bool:
         """Return whether a tensor has an element per row and column."""
@@ -194,7 +199,7 @@ class _Rows:
         if not is_row and self._free:
             return self._free.pop()
         name = f"{'r' if is_row else 'f'}{len(self._made)}"
-        shape = "(block_M,)" if is_row else f"(block_M, {self._columns})"
+        shape = "(block_M,)" if is_row else f"(block_M, {self._width})"
         self._made.append(f"{name} = T.alloc_fragment({shape}, 'float32')")
         return name
 
@@ -207,7 +212,7 @@ class _Rows:
             self._lines.append(f"T.copy({name}[b * block_M, 0], {fragment})")
             return
         self._lines += [
-            f"for i, j in T.Parallel(block_M, {self._columns}):",
+            f"for i, j in T.Parallel(block_M, {self._width}):",
             f"    {fragment}[i, j] = {self._element(node, place)}",
         ]
 
@@ -218,6 +223,7 @@ class _Rows:
             self._places[node] = self._fragment(node)
             more = ", nan_propagate=True" if node.attrs.get("keeps_nan") else ""
             reduction = REDUCTIONS[node.op]
+            self._fill_tail(source, NEUTRAL[node.op])
             self._lines.append(f"{reduction}({source}, {self._places[node]}, dim=1{more})")
             return
         loop = Loop(self._group, self._names)
@@ -226,11 +232,21 @@ class _Rows:
         self._release(later)
         self._places[node] = place = self._fragment(node)
         is_wide = self._is_wide(node)
-        index, extents = ("i, j", f"block_M, {self._columns}") if is_wide else ("i", "block_M")
+        index, extents = ("i, j", f"block_M, {self._width}") if is_wide else ("i", "block_M")
         self._lines += [
             f"for {index} in T.Parallel({extents}):", *(f"    {line}" for line in loop.lines),
             f"    {place}[{index}] = {loop.known[node]}",
         ]  # fmt: skip
+
+    def _fill_tail(self, fragment: str, neutral: str) -> None:
+        """Write what does not change a reduction behind the columns of a wider fragment."""
+        if self._tail:
+            first = self._width - self._tail
+            self._lines += [
+                f"for i, j in T.Parallel(block_M, {self._tail}):",
+                f"    if {first} + j >= {self._columns}:",
+                f"        {fragment}[i, {first} + j] = {neutral}",
+            ]
 
     def _know(self, loop: Loop, node: Node) -> None:
         """Tell a loop what it reads for a node: fragments, and tensors smaller than the rows."""

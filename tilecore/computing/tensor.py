@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from tilecore.computing.extents import Extent, taken
 from tilecore.computing.functions import ALIASES, FUNCTIONS, Value
-from tilecore.computing.graph import FLOATS, Node, sliced
+from tilecore.computing.graph import FLOATS, Node, Shape, sliced
 from tilecore.errors import (
     ShapeMismatch,
     SourceSpan,
@@ -198,15 +199,18 @@ def _node(value: Any) -> Value:
     return value
 
 
-def input_of(name: str, tensor: Any, **attrs: Any) -> Node:
-    """Return the node of a tensor; raises TypeMismatch for another element type (TC202)."""
+def input_of(name: str, tensor: Any, shape: Shape | None = None, **attrs: Any) -> Node:
+    """Return the node of a tensor; raises TypeMismatch for another element type (TC202).
+
+    ``shape``: where some of its extents vary.
+    """
     dtype, span = str(tensor.dtype).removeprefix("torch."), _caller()
     if dtype not in FLOATS:
         raise TypeMismatch(
             expected=f"`{name}` of element type {', '.join(FLOATS)}", found=dtype, span=span,
             hint="convert it first",
         )  # fmt: skip
-    shape = tuple(int(n) for n in tensor.shape)
+    shape = tuple(int(n) for n in tensor.shape) if shape is None else shape
     if 0 in shape:
         raise ShapeMismatch(what=name, expected="elements", found=f"shape {shape}", span=span)
     return Node("input", name, (), shape, dtype, attrs, span)
@@ -227,8 +231,8 @@ def is_tensor(value: Any) -> bool:
 def _part(x: Node, index: Any, span: SourceSpan) -> Node:
     """Return the part that an index of integers, slices, None and ... names."""
     entries = list(index) if isinstance(index, tuple) else [index]
-    taken = sum(e is not None and e is not Ellipsis for e in entries)
-    whole = [slice(None)] * (len(x.shape) - taken)
+    count = sum(e is not None and e is not Ellipsis for e in entries)
+    whole = [slice(None)] * (len(x.shape) - count)
     at = next((i for i, e in enumerate(entries) if e is Ellipsis), len(entries))
     entries[at : at + 1] = whole
     extents, shape = iter(x.shape), []
@@ -238,8 +242,8 @@ def _part(x: Node, index: Any, span: SourceSpan) -> Node:
             continue
         extent = next(extents, 0)
         if isinstance(entry, slice):
-            shape.append(len(range(*entry.indices(extent))))
-        elif not isinstance(entry, int) or not -extent <= entry < extent:
+            shape.append(taken(entry, extent)[1])
+        elif not isinstance(entry, int | Extent) or not -extent <= entry < extent:
             raise UnsupportedSyntax(
                 expected=f"integers, slices and None that lie in shape {x.shape}",
                 found=f"[{index!r}]", span=span,

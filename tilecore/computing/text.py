@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from tilecore.computing.extents import Extent, Sizes, varies
 from tilecore.computing.fusion import Group
 from tilecore.computing.graph import Node, Shape
 from tilecore.computing.places import Place, Places, row_major
@@ -37,7 +38,7 @@ RESERVED = (
     "shrink", "splits", "step", "streams", "sums", "threads", "tilelang", "top", "tops", "total",
     "totals", "v", "value", "weights", "whole", "x", "T", "block_M", "block_N", "block_K",
     "num_stages",
-    *(f"{x}{n}" for x in "frv" for n in range(100)),
+    *(f"{x}{n}" for x in "fnrv" for n in range(100)),
 )  # fmt: skip
 
 
@@ -73,12 +74,14 @@ class Program:
         text: a module of Python with that function.
         inputs: its tensors but the last, which is the result.
         space: values to choose from, by knob.
+        sample: the text for the sizes at hand, where those of ``text`` vary.
     """
 
     name: str
     text: str
     inputs: tuple[Parameter, ...]
     space: Mapping[str, tuple[int, ...]]
+    sample: str
 
 
 class Names:
@@ -172,8 +175,10 @@ def part_of(rows: Shape, first: int, last: int, row: str) -> str:
     return text if math.prod(rows[:first]) == 1 else f"({text}) % {extent}"
 
 
-def number(value: float) -> str:
-    """Return the text of a number, as a float32."""
+def number(value: float | Extent) -> str:
+    """Return the text of a number, or of an extent as one, as a float32."""
+    if isinstance(value, Extent):
+        return f"T.cast({value}, {WIDE!r})"
     if math.isnan(value):
         return f"(0.0 * T.infinity({WIDE!r}))"
     if abs(value) > LARGEST:
@@ -196,16 +201,84 @@ def formula(node: Node, args: Sequence[str]) -> str:
     return found
 
 
-def module(group: Group, name: str, names: Names, output: Shape, knobs: str, body: str) -> str:
-    """Return the text of a module with one function that makes the program."""
-    out = Place(group.root, 0, output, row_major(output))
-    tensors = [*names.inputs, Parameter("out", group.root, out)]
-    arguments = "".join(f"        {p.name}: {p.annotation},\n" for p in tensors)
-    return (
+def program(
+    group: Group, name: str, names: Names, output: Shape, knobs: str, body: str,
+    space: Mapping[str, tuple[int, ...]] | None = None,
+) -> Program:  # fmt: skip
+    """Return the program of a group: a module with one function that makes it.
+
+    Args:
+        group: what it computes.
+        name: of the function.
+        names: of its tensors.
+        output: shape of the result.
+        knobs: parameters of the function.
+        body: of the program.
+        space: values to choose from, by knob; None: the recommender's own.
+    """
+    out = Parameter("out", group.root, Place(group.root, 0, output, row_major(output)))
+    arguments = "".join(f"        {p.name}: {p.annotation},\n" for p in (*names.inputs, out))
+    top = f"    @T.prim_func\n    def {name}_program(\n{arguments}    ):\n"
+    end = f"{body}\n    return {name}_program\n"
+    head = (
         "import tilecore as tilelang\nimport tilecore.language as T\n\n\n"
-        f"@tilelang.jit(out_idx=[-1])\ndef {name}({knobs}):\n    @T.prim_func\n"
-        f"    def {name}_program(\n{arguments}    ):\n{body}\n    return {name}_program\n"
+        f"@tilelang.jit(out_idx=[-1])\ndef {name}({knobs}):\n"
     )
+    given = [n for p in names.inputs for n in (*p.place.shape, *p.place.strides)]
+    extents = [n for n in (*given, *output) if varies(n)]
+    if not extents:
+        text = head + top + end
+        return Program(name, text, names.inputs, space or {}, text)
+    sizes = extents[0].sizes
+    symbols = _symbols(sizes, [n for n in given if varies(n)], top + end)
+    own = dict.fromkeys(symbol for symbol in symbols.values() if isinstance(symbol, str))
+    head += "".join(f"    {symbol} = T.dynamic({symbol!r})\n" for symbol in own) + "\n" * bool(own)
+    bounds = "".join(
+        f"        T.assume({symbol} >= {least})\n        T.assume({symbol} <= {most})\n"
+        for symbol, (least, most) in _ranges(sizes, symbols).items()
+    )
+    text = head + sizes.written(top, symbols) + bounds + sizes.written(end, symbols)
+    sample = head + sizes.written(top + end)
+    return Program(name, text, names.inputs, space or {}, sample)
+
+
+def _ranges(sizes: Sizes, symbols: Mapping[str, str | int]) -> dict[str, tuple[int, int]]:
+    """Return the bounds of a program's symbols where they are known."""
+    found = {}
+    for factors, symbol in symbols.items():
+        known = [sizes.ranges.get(f) for f in factors.split(" * ")]
+        bounds = [one for one in known if one is not None]
+        if isinstance(symbol, str) and len(bounds) == len(known):
+            least, most = (math.prod(one[end] for one in bounds) for end in (0, 1))
+            found[symbol] = (least, most)
+    return found
+
+
+def _symbols(sizes: Sizes, given: Sequence[Extent], text: str) -> dict[str, str | int]:
+    """Return by what a program names the symbols of its text, and products of them.
+
+    Symbols are what its tensors' extents and strides are multiples of; where a tensor has a product
+    of several, that is one of the program's. What does not follow from the tensors is a number,
+    and a plan for sizes with that number alone.
+    """
+    found: dict[str, str | int] = {name: sizes.values[name] for name in sorted(sizes.fixed)}
+    products = []
+    for extent in given:
+        factors, *others = extent.terms
+        if others or any(f in sizes.parts for f in factors):
+            continue
+        if len(factors) == 1:
+            found.setdefault(factors[0], factors[0])
+        else:
+            products.append(factors)
+    for factors in products:
+        if any(f not in found for f in factors):
+            count = len(sizes.values) + len(found)
+            found.setdefault(" * ".join(factors), f"n{count}")
+    for extent in sizes.within(text):
+        for missing in extent.missing(found):
+            found[missing] = sizes.fix(missing)
+    return found
 
 
 def indented(lines: Sequence[str], depth: int) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilecore.computing import graph
+from tilecore.computing.extents import varies
 from tilecore.computing.graph import Node
 from tilecore.errors import ShapeMismatch, SourceSpan
 
@@ -47,7 +48,8 @@ def permute(span: SourceSpan, x: Node, *axes: Any) -> Node:
 def reshape(span: SourceSpan, x: Node, *shape: Any) -> Node:
     """Return the same elements in another shape."""
     wanted = shape[0] if isinstance(shape[0], tuple | list) else shape
-    return graph.reshaped(x, [operator.index(n) for n in wanted], span)
+    extents = [n if varies(n) else operator.index(n) for n in wanted]
+    return graph.reshaped(x, extents, span)
 
 
 def unsqueeze(span: SourceSpan, x: Node, dim: int) -> Node:
@@ -78,7 +80,7 @@ def split(span: SourceSpan, x: Node, size: int | Sequence[int], dim: int = 0) ->
     """Return it in parts of a size, or of several, along an axis."""
     (axis,) = axes_of(x, dim)
     extent, parts, first = x.shape[axis], [], 0
-    sizes = [size] * -(-extent // size) if isinstance(size, int) else list(size)
+    sizes = list(size) if isinstance(size, Sequence) else [size] * -(-extent // size)
     for wanted in sizes:
         last = min(first + wanted, extent)
         index = (*[slice(None)] * axis, slice(first, last))

@@ -1,0 +1,228 @@
+"""What a computation runs: its kernels, copies, and where its results lie."""
+
+from __future__ import annotations
+
+import functools
+import linecache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tilecore.autotuner import AutoTuner, set_autotune_inputs
+from tilecore.computing import arrays
+from tilecore.computing.extents import at
+from tilecore.computing.fusion import Group
+from tilecore.computing.graph import Node
+from tilecore.computing.places import Place
+from tilecore.computing.text import Program
+from tilecore.jit import JITImpl
+from tilecore.jit_compile import build
+from tilecore.kernel import JITKernel
+from tilecore.recommending import RecommendedConfig
+from tilecore.tile_config import digest
+
+Before = Callable[["Stage", Sequence[Any]], None]
+Values = Mapping[str, int]
+
+
+@dataclass(eq=False)
+class Stage:
+    """A kernel of a computation.
+
+    Attributes:
+        group: what it computes.
+        program: as text.
+        function: the text as ``@tilelang.jit`` has it: knobs -> kernel.
+        sample: that of the sizes at hand, where those of ``function`` vary.
+        chosen: the config that it runs with, and why.
+        kernel: what runs.
+    """
+
+    group: Group
+    program: Program
+    function: JITImpl
+    sample: JITImpl
+    chosen: RecommendedConfig
+    kernel: JITKernel = field(init=False)
+
+    def __repr__(self) -> str:
+        chosen = self.chosen
+        time_us = f"{chosen.time_s * 1e6:.1f} us {chosen.source}"
+        return f"Stage({self.program.name}; {chosen.config}; {time_us})"
+
+    def build(self) -> None:
+        """Compile it with its config."""
+        func = self.function.program(**self.chosen.config)
+        options = replace(self.function.options, config=dict(self.chosen.lowering))
+        self.kernel = build(func, options)
+
+    def tune(self, tensors: Sequence[Any], trials: int) -> None:
+        """Measure recommended configs on some tensors and take the fastest."""
+        advice = recommended(self.program, self.sample, trials)
+        configs = [{**c.config, **c.lowering} for c in advice]
+        tuner = AutoTuner.from_kernel(self.function, configs)
+        tuner.set_profile_args(ref_prog=self.kernel.run)
+        with set_autotune_inputs(*tensors):
+            found = tuner.run()
+        measured = found.latency / 1e3
+        self.chosen = replace(
+            advice[configs.index(found.config)], time_s=measured,
+            interval_s=(measured, measured), source="measured",
+            rationale=f"fastest of {len(advice)} configs measured: {measured * 1e6:.1f} us",
+        )  # fmt: skip
+        self.kernel = found.kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A tensor that is laid out anew: no kernel could read it well where it lies.
+
+    Attributes:
+        node: the copy, row-major.
+        source: what it is a copy of, maybe in another shape.
+    """
+
+    node: Node
+    source: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A kernel that runs, and what it reads.
+
+    Attributes:
+        stage: the kernel.
+        reads: where its tensors lie.
+        root: what it computes.
+    """
+
+    stage: Stage
+    reads: Sequence[Place]
+    root: Node
+
+
+@dataclass(eq=False)
+class Plan:
+    """What one set of sizes is computed by.
+
+    Attributes:
+        inputs: nodes of the tensors of a call, by the names of the function's parameters.
+        steps: kernels, copies and tensors that the function holds, in order.
+        results: places of what the function returns.
+        is_single: whether it returns one tensor rather than a tuple.
+        alignment: of the addresses of tensors that its kernels take, in bytes.
+        is_own: whether its kernels are for its sizes alone.
+    """
+
+    inputs: Mapping[str, Node]
+    steps: Sequence[Launch | Copy | Node]
+    results: Sequence[Place]
+    is_single: bool
+    alignment: int = 1
+    is_own: bool = True
+
+    def __repr__(self) -> str:
+        names = ", ".join(stage.program.name for stage in self.stages)
+        copies = sum(isinstance(step, Copy) for step in self.steps)
+        beside = f"; {copies} copies" if copies else ""
+        return f"Plan({names}{beside}; {self.time_s * 1e6:.1f} us)"
+
+    @property
+    def stages(self) -> list[Stage]:
+        """Its kernels."""
+        return [step.stage for step in self.steps if isinstance(step, Launch)]
+
+    @functools.cached_property
+    def held(self) -> list[Any]:
+        """Tensors that it reads and that no call passes."""
+        nodes = [step for step in self.steps if isinstance(step, Node)]
+        return [node.attrs["held"] for node in nodes]
+
+    @property
+    def time_s(self) -> float:
+        """What its kernels are expected to take together."""
+        return sum(stage.chosen.time_s for stage in self.stages)
+
+    def run(self, tensors: Mapping[str, Any], before: Before = lambda stage, given: None) -> Any:
+        """Return what the function returns for tensors of these sizes.
+
+        ``before`` gets each kernel and its tensors before it runs.
+        """
+        known = {
+            node: arrays.laid(tensors[name], node, self.alignment)
+            for name, node in self.inputs.items()
+        }
+        for step in self.steps:
+            if isinstance(step, Launch):
+                given = [arrays.at(known, place) for place in step.reads]
+                before(step.stage, given)
+                known[step.root] = step.stage.kernel.run(*given)
+            elif isinstance(step, Copy):
+                known[step.node] = arrays.copied(arrays.at(known, step.source), step.node.shape)
+            else:
+                known[step] = arrays.laid(step.attrs["held"], step, self.alignment)
+        found = [arrays.whole(arrays.at(known, place)) for place in self.results]
+        return found[0] if self.is_single else tuple(found)
+
+    def of(self, values: Values) -> Plan:
+        """Return the plan, whose sizes vary, for some of them."""
+        sized = _Sized(values)
+        steps: list[Launch | Copy | Node] = []
+        for step in self.steps:
+            if isinstance(step, Launch):
+                reads = [sized.place(place) for place in step.reads]
+                steps.append(Launch(step.stage, reads, sized.node(step.root)))
+            elif isinstance(step, Copy):
+                steps.append(Copy(sized.node(step.node), sized.place(step.source)))
+            else:
+                steps.append(sized.node(step))
+        inputs = {name: sized.node(node) for name, node in self.inputs.items()}
+        results = [sized.place(place) for place in self.results]
+        return Plan(inputs, steps, results, self.is_single, self.alignment, is_own=False)
+
+
+class _Sized:
+    """The memories and places of a plan for some sizes."""
+
+    def __init__(self, values: Values) -> None:
+        self._values = values
+        self._nodes: dict[Node, Node] = {}
+
+    def node(self, node: Node) -> Node:
+        found = self._nodes.get(node)
+        if found is None:
+            attrs = dict(node.attrs)
+            if "strides" in attrs:
+                attrs["strides"] = self._numbers(attrs["strides"])
+            found = self._nodes[node] = Node(
+                node.kind, node.op, (), self._numbers(node.shape), node.dtype, attrs, node.span
+            )
+        return found
+
+    def place(self, place: Place) -> Place:
+        return Place(
+            self.node(place.memory), at(place.offset, self._values), self._numbers(place.shape),
+            self._numbers(place.strides),
+        )  # fmt: skip
+
+    def _numbers(self, shape: Sequence[Any]) -> tuple[int, ...]:
+        return tuple(at(n, self._values) for n in shape)
+
+
+def recommended(program: Program, function: JITImpl, count: int) -> Sequence[RecommendedConfig]:
+    """Return the recommender's configs of a program, best first."""
+    return function.recommend(top_k=count, space=dict(program.space) or None)
+
+
+def function_of(name: str, text: str, target: Any, module: str) -> JITImpl:
+    """Return the function of a program's text, whose lines errors can show.
+
+    What is measured of it is filed under ``module``.
+    """
+    file = f"<tilecore.compute {name} {digest(text)[:8]}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    names: dict[str, Any] = {"__name__": module}
+    exec(compile(text, file, "exec"), names)
+    function: JITImpl = names[name]
+    function.options = replace(function.options, target=target)
+    return function
