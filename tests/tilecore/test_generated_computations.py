@@ -11,12 +11,12 @@ import tilecore
 from tests.tilecore.computation_generator import Drawn, computations
 
 
-def check(drawn: Drawn) -> None:
+def check(drawn: Drawn, dynamic: bool | None = None) -> None:
     names = {"torch": torch, "F": F}
     exec(drawn.source, names)
     function = names["computation"]
     traced = _listed(function(*(x.to("meta") for x in drawn.inputs)))
-    found = _listed(tilecore.compute(function)(*drawn.inputs))
+    found = _listed(tilecore.compute(function, dynamic=dynamic)(*drawn.inputs))
     for got, like, want in zip(found, traced, drawn.results, strict=True):
         assert (got.shape, got.dtype) == (like.shape, like.dtype)
         excess = (got.double() - want.exact).abs() - want.error
@@ -38,3 +38,16 @@ def test_computations_agree_with_torch(drawn: Drawn) -> None:
 @given(drawn=computations())
 def test_more_computations_agree_with_torch(drawn: Drawn) -> None:
     check(drawn)
+
+
+@settings(max_examples=5)
+@given(drawn=computations())
+def test_kernels_of_symbols_agree_with_torch(drawn: Drawn) -> None:
+    check(drawn, dynamic=True)
+
+
+@pytest.mark.exhaustive
+@settings(max_examples=80)
+@given(drawn=computations())
+def test_more_kernels_of_symbols_agree_with_torch(drawn: Drawn) -> None:
+    check(drawn, dynamic=True)
