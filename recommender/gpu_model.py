@@ -12,6 +12,7 @@ from functools import reduce
 
 import numpy as np
 
+from recommender.factored import may_hold
 from recommender.gpu_resources import (
     BlockResources,
     Columns,
@@ -111,7 +112,8 @@ class _LaunchModel:
         loaded = numbers(self.launch.block_bytes(writes=False), self.columns)
         stored = numbers(self.launch.block_bytes(writes=True), self.columns)
         per_core = hardware.l2_bandwidth_bytes_per_s / hardware.cores
-        load, store = loaded / per_core, stored * block.sectors / per_core
+        load = loaded / per_core
+        store = (stored * block.sectors + self._local_bytes()) / per_core
         steps = self._steps()
         overhead = (k.block_clocks + steps * k.step_clocks) / hardware.clock_hz
         # A loop of one product of warpgroups keeps the tiles of the product that runs.
@@ -248,6 +250,19 @@ class _LaunchModel:
             for access in (*op.reads, *op.writes):
                 if access.buffer.scope == "shared":
                     total = total + numbers(access.tile_bytes, self.columns) * self._trips(op)
+        return total
+
+    def _local_bytes(self) -> Floats:
+        """Return the bytes that move between threads and local memory, for want of registers."""
+        most = self.target.registers_per_thread
+        share = np.clip(self.block.registers / most - 1.0, 0.0, 1.0)
+        total = numbers(0, self.columns)
+        if may_hold(share > 0):
+            for op in self.launch.ops:
+                for access in (*op.reads, *op.writes):
+                    if access.buffer.scope == "fragment" and not isinstance(op.stmt, Gemm):
+                        moved = numbers(access.tile_bytes, self.columns) * self._trips(op)
+                        total = total + moved * share
         return total
 
     def _steps(self) -> Floats:

@@ -18,6 +18,7 @@ LARGEST_TILE = {"cpu": 2048, "cuda": 256, "rocm": 256}
 FULL_WARPS = 64  # rows of a product by four warps that have rows of their own
 STAGES = (1, 2, 3, 4, 5)
 BLOCK_THREADS = (64, 96, 128, 192, 256, 384, 512)
+MOST_THREADS = 1024  # of blocks that multiply nothing: long rows need the registers of all
 MOST_CONFIGS = 200_000
 Values = Mapping[str, tuple[KnobValue, ...]]
 
@@ -41,6 +42,8 @@ def knob_values(
             found[knob] = _tiles(max(_extent(g, knob) for g in known), hardware.kind)
         else:
             found[knob] = _settings(knob_kind(knob), default, hardware.kind)
+            if found[knob] == BLOCK_THREADS and not any(map(_multiplies, known)):
+                found[knob] += (MOST_THREADS,)
     if hardware.kind == "cpu":
         settled = {k: (v,) for k, v in question.lowering.items() if k in LOWERING}
         chosen = {k: v for k, v in question.space.items() if k in LOWERING}
@@ -65,6 +68,10 @@ def _settings(kind: str, default: KnobValue | None, device: str) -> tuple[KnobVa
     if device == "cpu":
         return library.values["cpu"] if default is None else (default,)
     return STAGES if kind == "stages" else BLOCK_THREADS
+
+
+def _multiplies(graph: TileGraph) -> bool:
+    return any(op.kind == "gemm" for launch in graph.launches for op in launch.ops)
 
 
 def _tiles(extent: int, device: str) -> tuple[KnobValue, ...]:

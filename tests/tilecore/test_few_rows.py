@@ -271,17 +271,17 @@ def test_one_operand_by_rows_and_by_columns(artifacts, path, first):
      (3, 16, [""])],
 )  # fmt: skip
 def test_versions_of_a_dynamic_number_of_rows_are_those_that_can_be(least, most, versions):
-    M = T.dynamic("m")
+    rows = T.dynamic("m")
 
     @T.prim_func
     def main(
-        A: T.Tensor((M, 64), "float32"),
+        A: T.Tensor((rows, 64), "float32"),
         B: T.Tensor((64, 96), "float32"),
-        C: T.Tensor((M, 96), "float32"),
+        C: T.Tensor((rows, 96), "float32"),
     ):
-        T.assume(M >= least)
-        T.assume(M <= most)
-        with T.Kernel(T.ceildiv(96, 48), T.ceildiv(M, 32), threads=64) as (bx, by):
+        T.assume(rows >= least)
+        T.assume(rows <= most)
+        with T.Kernel(T.ceildiv(96, 48), T.ceildiv(rows, 32), threads=64) as (bx, by):
             a = T.alloc_shared((32, 64), "float32")
             b = T.alloc_shared((64, 48), "float32")
             c = T.alloc_fragment((32, 48), "float32")

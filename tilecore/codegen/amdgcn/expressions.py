@@ -88,11 +88,9 @@ class Expressions:
             return self.load(node.source, self.value(node.indices[0]))
         if kind == "Call":
             return self._call(node)
-        if kind == "Not":
-            return self.make(f"xor i1 {self.value(node.a).text}, true", "bool")
-        if kind == "BitwiseNot":
+        if kind in ("Not", "BitwiseNot"):
             value = self.value(node.a)
-            return self.make(f"xor {value.typed}, -1", value.dtype)
+            return self.make(f"xor {value.typed}, {'true' if kind == 'Not' else -1}", value.dtype)
         if kind == "Select":
             return self._choose(node.condition, node.true_value, node.false_value)
         if kind == "Let":
