@@ -28,7 +28,7 @@ from tilecore.graph import TileGraph
 from tilecore.graph.graph import Launch
 from tilecore.graph.nodes import Access, TileOp
 from tilecore.inference.gpu.products import WARPGROUP
-from tilecore.ir.nodes import Copy, Gemm
+from tilecore.ir.nodes import Buffer, Copy, Gemm
 
 SHARED_BYTES_PER_CLOCK = 128  # of a multiprocessor (CUDA C++ Programming Guide, "Shared Memory")
 SPECIAL_PER_CLOCK = (
@@ -289,11 +289,17 @@ class _LaunchModel:
         total: Floats = reduce(
             np.add, [numbers(0, self.columns), *(numbers(b, self.columns) for b in stored)]
         )
+        seen: set[tuple[Buffer, tuple[int, ...]]] = set()
         for (op, access), once in zip(reads, unique, strict=True):
             moved = numbers(access.tile_bytes, self.columns) * self._trips(op) * self.count
             boxes = self._boxes_of_wave(access, wave)
-            again = boxes * numbers(access.tile_bytes, self.columns) * self._trips(op) * waves
-            total = total + np.where(fits, once, np.clip(again, once, np.maximum(once, moved)))
+            of_wave = boxes * numbers(access.tile_bytes, self.columns) * self._trips(op)
+            again = of_wave * waves
+            read = np.where(fits, once, np.clip(again, once, np.maximum(once, moved)))
+            key = access.buffer, tuple(access.block_axes)
+            is_there = (of_wave <= held) & (key in seen)  # a walk before has left it in L2
+            seen.add(key)
+            total = total + np.where(is_there, 0.0, read)
         found: Floats = total / (self.hardware.bandwidth_bytes_per_s * self.k.memory_efficiency)
         return found
 

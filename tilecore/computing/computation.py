@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tilecore.computing import arrays, decode, products, rows
+from tilecore.computing import arrays, decode, long_rows, products, rows
 from tilecore.computing.fusion import Group, steps
 from tilecore.computing.graph import Node, consumers, ordered
 from tilecore.computing.places import GPU_ALIGNMENT_BYTES, Places, wanted_order
@@ -312,7 +312,10 @@ def written(
         order = order if products.is_batched(group, places) else None
         return products.product(group, name, places, order), order
     if group.has_reductions:
-        return rows.rows(group, name, places), None
+        found, held = rows.rows(group, name, places)
+        if places.is_on_gpu and held > long_rows.HELD:
+            found = long_rows.long_rows(group, name, places)
+        return found, None
     return rows.elements(group, name, places), None
 
 

@@ -88,10 +88,32 @@ def joined(shape: Shape, places: Sequence[Place]) -> tuple[Shape, list[Place]]:
     ]  # fmt: skip
 
 
-def rows(group: Group, name: str, places: Places) -> Program:
-    """Return the program of a group with reductions along its rows."""
+def rows(group: Group, name: str, places: Places) -> tuple[Program, int]:
+    """Return the program of a group with reductions, and how many numbers it holds of a row."""
     assert group.columns is not None
-    return _Rows(group, name, places).program()
+    found = _Rows(group, name, places)
+    return found.program(), found.held
+
+
+def wide(group: Group, node: Node) -> bool:
+    """Return whether a tensor has an element per row and column."""
+    shape = (*(1,) * (len(group.rows) + 1 - len(node.shape)), *node.shape)
+    return shape == (*group.rows, group.columns)
+
+
+def of_rows(group: Group, node: Node) -> bool:
+    """Return whether a tensor has an element per row."""
+    return node.shape == (*group.rows, 1)
+
+
+def stored(group: Group, node: Node, users: Sequence[Node]) -> bool:
+    """Return whether a node gets a fragment; ``users``: who reads it."""
+    if node is group.root or node.kind == "reduce":
+        return True
+    if of_rows(group, node):
+        return any(user.kind == "reduce" or not of_rows(group, user) for user in users)
+    is_read_again = len(users) > 1 or any(user.kind == "reduce" for user in users)
+    return wide(group, node) and is_read_again
 
 
 @dataclass
@@ -151,7 +173,9 @@ class _Rows:
         self._free: list[str] = []
         self._made: list[str] = []  # lines that allocate
         self._lines: list[str] = []
-        self._stored = [node for node in group.members if self._is_stored(node)]
+        self._stored = [
+            node for node in group.members if stored(group, node, self._users.get(node, ()))
+        ]
 
     def program(self) -> Program:
         for node in self._group.operands:
@@ -174,24 +198,13 @@ class _Rows:
             indented(lines, 2), {"block_M": ROWS},
         )  # fmt: skip
 
+    @property
+    def held(self) -> int:
+        """How many numbers of a row lie in fragments."""
+        return self._width * sum(line.startswith("f") for line in self._made)
+
     def _is_wide(self, node: Node) -> bool:
-        """Return whether a tensor has an element per row and column."""
-        shape = (*(1,) * (len(self._rows) + 1 - len(node.shape)), *node.shape)
-        return shape == (*self._rows, self._columns)
-
-    def _is_of_rows(self, node: Node) -> bool:
-        return node.shape == (*self._rows, 1)
-
-    def _is_stored(self, node: Node) -> bool:
-        """Return whether a node gets a fragment."""
-        if node is self._group.root or node.kind == "reduce":
-            return True
-        users = self._users[node]
-        if self._is_of_rows(node):
-            return any(u.kind == "reduce" or not self._is_of_rows(u) for u in users)
-        return self._is_wide(node) and (
-            len(users) > 1 or any(user.kind == "reduce" for user in users)
-        )
+        return wide(self._group, node)
 
     def _fragment(self, node: Node) -> str:
         """Return the fragment that a node is written to: one that is free, or a new one."""

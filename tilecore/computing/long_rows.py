@@ -1,0 +1,137 @@
+"""Programs of rows that a GPU's registers cannot hold: once over the columns per reduction.
+
+Each walk reads the tensors again, the later ones from caches, and computes what it needs of them
+again; values per row stay in registers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tilecore.computing.fusion import Group
+from tilecore.computing.graph import Node
+from tilecore.computing.places import Places
+from tilecore.computing.rows import NEUTRAL, REDUCTIONS, Loop, stored, wide
+from tilecore.computing.text import Names, Program, indented, program
+
+HELD = 32768  # numbers of a row that the threads of a block can have in their registers
+KNOBS = "block_M=1, block_N=2048, threads=256"
+SPACE = {"block_M": (1, 2, 4), "block_N": (512, 1024, 2048, 4096, 8192)}
+
+
+def long_rows(group: Group, name: str, places: Places) -> Program:
+    """Return the program of a group with reductions along its rows."""
+    return _Walks(group, name, places).program()
+
+
+class _Walks:
+    def __init__(self, group: Group, name: str, places: Places) -> None:
+        self._group, self._name, self._names = group, name, Names(group, places)
+        assert group.columns is not None
+        self._rows, self._columns = group.rows, group.columns
+        self._users: dict[Node, list[Node]] = {}
+        self._depth: dict[Node, int] = {}  # reductions one behind the other, before the node
+        for node in group.members:
+            below = [self._depth.get(p, 0) + (p.kind == "reduce") for p in node.producers]
+            self._depth[node] = max(below, default=0)
+            for producer in node.producers:
+                self._users.setdefault(producer, []).append(node)
+        self._known: dict[Node, str] = {}  # values per row
+        self._made: list[str] = []  # lines that allocate
+        self._lines: list[str] = []
+
+    def program(self) -> Program:
+        group, count = self._group, math.prod(self._rows)
+        reductions = [node for node in group.members if node.kind == "reduce"]
+        for depth in range(max(map(self._depth.__getitem__, group.members)) + 1):
+            self._compute_rows(depth)
+            found = [node for node in reductions if self._depth[node] == depth]
+            if found:
+                self._walk(found)
+        root = group.root
+        is_whole = wide(group, root)
+        if is_whole:
+            loop = self._loop()
+            loop.compute(root)
+            value = loop.known[root]
+            given = value if root.dtype == "float32" else f"T.cast({value}, {root.dtype!r})"
+            store = f"out[b * block_M + i, c * block_N + j] = {given}"
+            self._lines += _over_columns(self._columns, [*loop.lines, store])
+        else:
+            self._lines.append(f"T.copy({self._known[root].removesuffix('[i]')}, out[b * block_M])")
+        lines = [
+            f"with T.Kernel(T.ceildiv({count}, block_M), threads=threads) as b:",
+            *(f"    {line}" for line in (*self._made, *self._lines)),
+        ]
+        output = (count, self._columns) if is_whole else (count,)
+        return program(group, self._name, self._names, output, KNOBS, indented(lines, 2), SPACE)
+
+    def _walk(self, found: Sequence[Node]) -> None:
+        """Reduce along the columns, each thread its own ones first."""
+        loop, parts = self._loop(), []
+        for node in found:
+            part = self._fragment("f", "(block_M, block_N)")
+            value = loop.compute(node.producers[0])
+            parts.append(part)
+            self._lines.append(f"T.fill({part}, {NEUTRAL[node.op]})")
+            inside = f"c * block_N + j < {self._columns}"
+            name = self._names.of(node)
+            loop.lines.append(f"{name} = T.if_then_else({inside}, {value}, {NEUTRAL[node.op]})")
+            loop.lines.append(f"{part}[i, j] = {_joined(node, f'{part}[i, j]', name)}")
+        self._lines += _over_columns(self._columns, loop.lines)
+        for node, part in zip(found, parts, strict=True):
+            row = self._fragment("r", "(block_M,)")
+            more = ", nan_propagate=True" if node.attrs.get("keeps_nan") else ""
+            self._lines.append(f"{REDUCTIONS[node.op]}({part}, {row}, dim=1{more})")
+            self._known[node] = f"{row}[i]"
+
+    def _compute_rows(self, depth: int) -> None:
+        """Compute values per row that larger ones need, or that are the result."""
+        for node in self._group.members:
+            if node.kind == "reduce" or self._depth[node] != depth or wide(self._group, node):
+                continue
+            if not stored(self._group, node, self._users.get(node, ())):
+                continue
+            loop = self._loop()
+            loop.compute(node)
+            row = self._fragment("r", "(block_M,)")
+            self._lines += [
+                "for i in T.Parallel(block_M):", *(f"    {line}" for line in loop.lines),
+                f"    {row}[i] = {loop.known[node]}",
+            ]  # fmt: skip
+            self._known[node] = f"{row}[i]"
+
+    def _fragment(self, kind: str, shape: str) -> str:
+        name = f"{kind}{len(self._made)}"
+        self._made.append(f"{name} = T.alloc_fragment({shape}, 'float32')")
+        return name
+
+    def _loop(self) -> Loop:
+        loop = Loop(self._group, self._names, dict(self._known))
+        for operand in self._group.operands:
+            place = self._names.places.read(operand)
+            loop.known[operand] = self._names.element(
+                operand, place, self._rows, self._columns, "b * block_M + i", "c * block_N + j"
+            )
+        return loop
+
+
+def _over_columns(columns: int, lines: Sequence[str]) -> list[str]:
+    return [
+        f"for c in T.serial(T.ceildiv({columns}, block_N)):",
+        "    for i, j in T.Parallel(block_M, block_N):", *(f"        {line}" for line in lines),
+    ]  # fmt: skip
+
+
+def _joined(node: Node, part: str, value: str) -> str:
+    """Return what a reduction makes of two elements."""
+    if node.op == "sum":
+        return f"{part} + {value}"
+    found = f"T.{node.op.removeprefix('a')}({part}, {value})"
+    if node.attrs.get("keeps_nan"):
+        larger = f"{value} {'>' if node.op == 'amax' else '<'} {part}"
+        return (
+            f"T.if_then_else(T.isnan({value}), {value}, T.if_then_else({larger}, {value}, {part}))"
+        )
+    return found
