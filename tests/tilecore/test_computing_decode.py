@@ -117,3 +117,23 @@ def test_infinite_and_missing_numbers_go_on_as_in_torch():
     want = attention(q, k, v)
     assert torch.equal(found.isnan(), want.isnan())
     assert torch.equal(found.isinf(), want.isinf())
+
+
+@pytest.mark.covering("target shape")
+@pytest.mark.parametrize("target", ["emulated h200", "emulated a100", "emulated mi300x"])
+@pytest.mark.parametrize(
+    "shape", [(4, 4, 1, 300, 64), (8, 2, 1, 777, 64), (8, 2, 3, 513, 32), (24, 1, 2, 260, 128)]
+)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_few_queries_on_gpus(shape, target, is_causal):
+    heads, kv_heads, queries, keys, width = shape
+    q = torch.randn(2, heads, queries, width).half()
+    k, v = (torch.randn(2, kv_heads, keys, width).half() for _ in range(2))
+
+    def function(q, k, v):
+        return attention(q, k, v, is_causal=is_causal)
+
+    found = tilecore.compute(function, target=target)
+    want = function(q.double(), k.double(), v.double())
+    assert (found(q, k, v).double() - want).abs().max() <= 2e-3 * want.abs().max()
+    assert of_few(found, q, k, v)

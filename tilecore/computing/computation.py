@@ -304,7 +304,7 @@ def written(
     ``order`` is the one that readers want; None: that of the axes.
     """
     core = None if group.core is None else group.core.kind
-    if decode.is_decoding(group) and not places.is_on_gpu:
+    if decode.is_decoding(group, places.is_on_gpu):
         return decode.decoding(group, name, places, order), order
     if core == "attention":
         return products.attention(group, name, places, order), order

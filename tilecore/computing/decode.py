@@ -2,7 +2,8 @@
 
 The queries that share a head of keys are rows of one block. Up to three of them are multiplied with
 the keys where these lie, several segments of the keys in turn, each a stream of its own; more are
-matrix products. Blocks that share a head's keys leave parts, which a second launch adds up.
+matrix products. Blocks that share a head's keys leave parts, which a second launch adds up. On GPUs
+they are products of as many rows as an instruction takes, in loops whose loads run ahead.
 """
 
 from __future__ import annotations
@@ -20,15 +21,18 @@ from tilecore.computing.text import Names, Program, indented, number, part_of, p
 MOST_ROWS, FEWEST_KEYS = 16, 256
 MANY = 4  # queries of a head of keys from which on matrix products pay
 SPLITS, STREAMS, KEYS = (1, 2, 4, 8), (1, 4), (32, 64, 128)
+MOST_ON_GPU, ROWS_OF_PRODUCT = 64, 16
+GPU_SPACE = {"splits": (1, 2, 4, 8, 16, 32, 64), "block_N": (32, 64, 128, 256)}
 
 
-def is_decoding(group: Group) -> bool:
+def is_decoding(group: Group, is_on_gpu: bool) -> bool:
     """Return whether a group is attention of few queries over many keys, and nothing else."""
     core = group.core
     if core is None or core.kind != "attention" or group.root is not core or len(core.args) > 3:
         return False
     is_long = core.producers[1].shape[-2] >= FEWEST_KEYS
-    return is_long and _rows(core) <= MOST_ROWS and core.attrs["scale"] > 0
+    most = MOST_ON_GPU if is_on_gpu else MOST_ROWS
+    return is_long and _rows(core) <= most and core.attrs["scale"] > 0
 
 
 def _query(group: int, queries: int) -> tuple[str, str]:
@@ -64,18 +68,29 @@ def decoding(group: Group, name: str, places: Places, order: Sequence[int] | Non
     )
     shape, at = _result(tuple(lead), (queries, width), query, order)
     parts = f"{kv_heads}, splits, {rows}"
-    lines = [
+    head = [
         f"parts = T.alloc_global(({parts}, {width}), 'float32')",
         f"tops = T.alloc_global(({parts}), 'float32')",
         f"totals = T.alloc_global(({parts}), 'float32')",
-        f"with T.Kernel(splits, {kv_heads}) as (bx, bz):",
+    ]
+    if places.is_on_gpu:
+        lines = [
+            *head, f"with T.Kernel(splits, {kv_heads}, threads=threads) as (bx, bz):",
+            *(f"    {line}" for line in block.on_gpu()),
+            f"with T.Kernel({rows}, {kv_heads}, threads=128) as (r, bz):",
+            *(f"    {line}" for line in _combined_row(width, f"out[{at}]")),
+        ]  # fmt: skip
+        knobs = "splits=8, block_N=64, num_stages=2, threads=128"
+        return program(group, name, names, shape, knobs, indented(lines, 2), GPU_SPACE)
+    lines = [
+        *head, f"with T.Kernel(splits, {kv_heads}) as (bx, bz):",
         *(f"    {line}" for line in (block.by_products() if rows >= MANY else block.by_sums())),
         "    T.copy(c, parts[bz, bx, 0, 0])",
         "    T.copy(top, tops[bz, bx, 0])",
         "    T.copy(total, totals[bz, bx, 0])",
         f"with T.Kernel({kv_heads}) as bz:",
         *(f"    {line}" for line in _combined(rows, width, f"out[{at}]")),
-    ]
+    ]  # fmt: skip
     space = {"splits": SPLITS, "block_N": KEYS} | ({} if rows >= MANY else {"streams": STREAMS})
     knobs = "splits=1, block_N=64" + ("" if rows >= MANY else ", streams=1")
     return program(group, name, names, shape, knobs, indented(lines, 2), space)
@@ -114,7 +129,7 @@ class _Block:
             f"products = T.alloc_fragment(({rows}, block_N, {depth}), 'float32')",
             f"scores = T.alloc_fragment(({rows}, block_N), 'float32')",
             f"sums = T.alloc_fragment((streams, {rows}, {width}), 'float32')",
-            *self._started(),
+            *self._started(rows, self._query),
             "T.clear(sums)",
             "for step in T.serial(T.ceildiv(segment, block_N // streams)):",
             "    first = bx * streams * segment + step * (block_N // streams)",
@@ -145,7 +160,7 @@ class _Block:
             f"v = T.alloc_shared((block_N, {width}), {self._value_dtype!r})",
             f"scores = T.alloc_fragment(({rows}, block_N), 'float32')",
             f"weights = T.alloc_fragment(({rows}, block_N), {self._value_dtype!r})",
-            *self._started(),
+            *self._started(rows, self._query),
             "T.clear(c)",
             "for step in T.serial(T.ceildiv(segment, block_N)):",
             "    first = bx * segment + step * block_N",
@@ -163,8 +178,44 @@ class _Block:
             "    T.gemm(weights, v, c)",
         ]
 
-    def _started(self) -> list[str]:
-        rows = self._rows
+    def on_gpu(self) -> list[str]:
+        """Products of rows that fill an instruction, and where the parts go."""
+        rows, depth, width = self._rows, self._depth, self._width
+        height = -(-rows // ROWS_OF_PRODUCT) * ROWS_OF_PRODUCT
+        (name_k, at_k), (name_v, at_v) = self._keys, self._values
+        return [
+            f"steps = T.ceildiv({self._count}, splits * block_N)",
+            f"q = T.alloc_shared(({height}, {depth}), {self._dtype!r})",
+            f"k = T.alloc_shared((block_N, {depth}), {self._dtype!r})",
+            f"v = T.alloc_shared((block_N, {width}), {self._value_dtype!r})",
+            f"scores = T.alloc_fragment(({height}, block_N), 'float32')",
+            f"weights = T.alloc_shared(({height}, block_N), {self._value_dtype!r})",
+            *self._started(height, f"T.if_then_else(r < {rows}, {self._query}, 0.0)"),
+            "T.clear(c)",
+            "for step in T.Pipelined(steps, num_stages=num_stages):",
+            "    first = (bx * steps + step) * block_N",
+            f"    T.copy({name_k}[{', '.join([*at_k, 'first', '0'])}], k)",
+            f"    T.copy({name_v}[{', '.join([*at_v, 'first', '0'])}], v)",
+            "    T.clear(scores)",
+            "    T.gemm(q, k, scores, transpose_B=True)",
+            f"    for r, n in T.Parallel({height}, block_N):",
+            f"        if {self._beyond('first + n')}:",
+            "            scores[r, n] = -T.infinity('float32')",
+            *(f"    {line}" for line in softmax_steps(str(height), "block_N", self._factor)),
+            "    T.copy(scores, weights)",
+            f"    for r, d in T.Parallel({height}, {width}):",
+            "        c[r, d] *= shrink[r]",
+            "    T.gemm(weights, v, c)",
+            f"for r, d in T.Parallel({height}, {width}):",
+            f"    if r < {rows}:",
+            "        parts[bz, bx, r, d] = c[r, d]",
+            f"for r in T.Parallel({height}):",
+            f"    if r < {rows}:",
+            "        tops[bz, bx, r] = top[r]",
+            "        totals[bz, bx, r] = total[r]",
+        ]
+
+    def _started(self, rows: int, query: str) -> list[str]:
         return [
             f"c = T.alloc_fragment(({rows}, {self._width}), 'float32')",
             *(
@@ -172,7 +223,7 @@ class _Block:
                 for name in ("largest", "top", "shrink", "part", "total")
             ),
             f"for r, d in T.Parallel({rows}, {self._depth}):",
-            f"    q[r, d] = {self._query}",
+            f"    q[r, d] = {query}",
             "T.clear(total)",
             f"T.fill(largest, {LOWEST!r})",
             f"T.fill(top, {LOWEST!r} * {self._factor})",
@@ -184,7 +235,11 @@ class _Block:
 
     def _hidden(self, key: str, place: str) -> str:
         """Return whether a key lies beyond the segment or the tensor, or behind the query."""
-        found = f"T.Or({place} >= segment, {key} >= {self._count})"
+        return f"T.Or({place} >= segment, {self._beyond(key)})"
+
+    def _beyond(self, key: str) -> str:
+        """Return whether a key lies beyond the tensor, or behind the query."""
+        found = f"{key} >= {self._count}"
         if self._core.attrs["is_causal"]:
             heads, kv_heads = (math.prod(x.shape[:-2]) for x in self._core.producers[:2])
             found = f"T.Or({found}, {key} > {_query(heads // kv_heads, self._core.shape[-2])[1]})"
@@ -212,6 +267,34 @@ def _combined(rows: int, width: int, out: str) -> list[str]:
         "        c[r, d] += parts[bz, x, r, d] * top[x, r]",
         f"for r, d in T.Parallel({rows}, {width}):",
         f"    {out} = c[r, d] / whole[r]",
+    ]
+
+
+def _combined_row(width: int, out: str) -> list[str]:
+    """Return the lines that do that for one query, by a block of its own."""
+    return [
+        "top = T.alloc_fragment((1, splits), 'float32')",
+        "total = T.alloc_fragment((1, splits), 'float32')",
+        "shares = T.alloc_shared((splits,), 'float32')",
+        "largest = T.alloc_fragment((1,), 'float32')",
+        "whole = T.alloc_fragment((1,), 'float32')",
+        f"c = T.alloc_fragment(({width},), 'float32')",
+        "for i, x in T.Parallel(1, splits):",
+        "    top[i, x] = tops[bz, x, r]",
+        "    total[i, x] = totals[bz, x, r]",
+        "T.reduce_max(top, largest, dim=1)",
+        "for i, x in T.Parallel(1, splits):",
+        "    top[i, x] = T.exp2(top[i, x] - largest[i])",
+        "    total[i, x] = total[i, x] * top[i, x]",
+        "T.reduce_sum(total, whole, dim=1)",
+        "for i, x in T.Parallel(1, splits):",
+        "    shares[x] = top[i, x] / whole[i]",
+        "T.clear(c)",
+        "for x in T.serial(splits):",
+        f"    for d in T.Parallel({width}):",
+        "        c[d] += parts[bz, x, r, d] * shares[x]",
+        f"for d in T.Parallel({width}):",
+        f"    {out} = c[d]",
     ]
 
 

@@ -35,9 +35,9 @@ LARGEST = (2 - 2**-24) * 2.0**127  # numbers above it are infinities in float32
 RESERVED = (
     "a", "b", "b2", "bx", "by", "bz", "c", "c2", "column", "d", "first", "i", "j", "k", "ko",
     "largest", "n", "part", "parts", "products", "q", "r", "row", "s", "scores", "segment",
-    "shrink", "splits", "step", "streams", "sums", "threads", "tilelang", "top", "tops", "total",
-    "totals", "v", "value", "weights", "whole", "x", "T", "block_M", "block_N", "block_K",
-    "num_stages",
+    "shares", "shrink", "splits", "step", "steps", "streams", "sums", "threads", "tilelang", "top",
+    "tops", "total", "totals", "v", "value", "weights", "whole", "x", "T", "block_M", "block_N",
+    "block_K", "num_stages",
     *(f"{x}{n}" for x in "fnrv" for n in range(100)),
 )  # fmt: skip
 
