@@ -115,6 +115,27 @@ def test_programs_for_gpus_are_right_at_ragged_shapes(run):
     assert target == "h100" or "wgmma" not in kinds
 
 
+@pytest.mark.parametrize("target", ["sm_80", "h100", "mi300x"])
+@pytest.mark.parametrize(
+    ("name", "n", "threads", "held"),
+    [("layer_norm", 5120, 256, 24), ("rms_norm", 1320, 128, 16), ("softmax", 3072, 512, 8),
+     ("layer_norm", 640, 128, 8), ("rms_norm", 4096, 256, 16)],
+)  # fmt: skip
+def test_rows_of_any_length_take_all_threads(name, n, threads, held, target):
+    """Where threads do not divide a row, some have nothing to do in its last turn."""
+    definition = kernels.get(name).on("cuda")
+    problem = definition.parse_problem({"m": 3, "n": n, "dtype": "bfloat16"})
+    func, values, inputs, outputs = arguments(
+        definition, problem, {"block_M": 1, "threads": threads}
+    )
+    plan = run_emulated(func, target, values, (LATE,))
+    check(definition, problem, values, inputs, outputs)
+    (launch,) = plan.launches.values()
+    found = {b.name: d for b, d in launch.fragments.items()}
+    assert found["x"].slots == held
+    assert not found["x"].copies
+
+
 def test_experts_without_rows_and_offsets_beyond_the_tensor():
     definition = kernels.get("grouped_gemm").on("cuda")
     problem = definition.parse_problem({"m": 100, "experts": 6, "n": 64, "k": 64, **BF16})

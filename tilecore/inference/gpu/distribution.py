@@ -243,7 +243,7 @@ def spread(
             digits.append(by_slot(run, slot))
             slot, rest = slot * run, -(-rest // run)
         allowed = left if most is None else math.gcd(left, most[axis])
-        count = _threads_for(rest, allowed)
+        count = _threads_for(rest, allowed, math.prod(shape[:axis]))
         digits.append(by_thread(count, stride))
         stride, left = stride * count, left // count
         turns = -(-rest // count)
@@ -253,9 +253,14 @@ def spread(
     return Distribution(tuple(shape), tuple(reversed(axes)), threads)
 
 
-def _threads_for(points: int, threads: int) -> int:
-    """Return how many of ``threads`` (a divisor of them) share ``points`` of an axis."""
+def _threads_for(points: int, threads: int, others: int) -> int:
+    """Return how many of ``threads`` (a divisor of them) share ``points`` of an axis.
+
+    They have points of as many turns each; fewer turns, of which the last leaves some idle, where
+    the ``others`` of the box give those no work that are left.
+    """
     exact = math.gcd(points, threads)
-    if 2 * exact >= min(points, threads):
-        return exact
-    return next(d for d in range(1, threads + 1) if threads % d == 0 and d >= min(points, threads))
+    most = min(points, threads)
+    full = next(d for d in range(1, threads + 1) if threads % d == 0 and d >= most)
+    is_shared = exact * others >= threads or -(-points // exact) <= -(-points // full)
+    return exact if 2 * exact >= most and is_shared else full
