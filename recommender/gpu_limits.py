@@ -22,6 +22,7 @@ from recommender.gpu_resources import (
 from recommender.hardware import HardwareProfile
 from recommender.limits import Limit, with_sizes
 from tilecore.graph import Contraction, TileGraph
+from tilecore.passes.persistent import LEAST_STAGES
 from tilecore.tile_config import KnobValue
 
 MANY_PRODUCTS = 3  # of a launch
@@ -98,7 +99,9 @@ def gpu_limits(
             lambda b, p: _are_served(p), is_hard=False,
         ),
     ]  # fmt: skip
-    limits += _no_deeper_than_needed(graph, deep, values, sizes)
+    # Blocks that stay load the next tile's first step meanwhile, by TMA and into another stage.
+    least = LEAST_STAGES if target.kind == "cuda" and target.has_tma else 1
+    limits += _no_deeper_than_needed(graph, deep, values, sizes, least)
     if site is not None and site.a.source is not None and site.b.source is not None:
         limits += _no_larger_than_needed(site, values, sizes)
     return limits
@@ -124,9 +127,9 @@ def _are_served(made: Sequence[Product]) -> Mask | bool:
 
 def _no_deeper_than_needed(
     graph: TileGraph, knob: str, values: Mapping[str, Iterable[KnobValue]],
-    sizes: Mapping[str, int],
+    sizes: Mapping[str, int], least: int,
 ) -> list[Limit]:  # fmt: skip
-    """Return the limit that a pipeline has no more stages than its loop has steps."""
+    """Return the limit that a pipeline has no more stages than its loop has steps, or ``least``."""
     if knob != "num_stages":
         return []
 
@@ -138,7 +141,8 @@ def _no_deeper_than_needed(
                 for loop in op.loops:
                     if loop.kind == "pipelined":
                         steps = np.maximum(steps, numbers(loop.trip_count, known))
-        found: Mask = columns[knob] <= np.maximum(steps, min(int(v) for v in values[knob]))
+        fewest = max(least, min(int(v) for v in values[knob]))
+        found: Mask = columns[knob] <= np.maximum(steps, fewest)
         return found
 
     return [Limit(knob, "no more stages than steps of the loop", holds, False)]

@@ -134,16 +134,22 @@ class _LaunchModel:
         each_step = k.issue_clocks * self._threads() / WARPGROUP / hardware.clock_hz
         most = _side_by_side(tensor, computed + steps * each_step, shared, load + store)
 
-        def together(blocks: Floats) -> Floats:
-            return _side_by_side(alone, blocks * most)
-
         resident = np.maximum(1.0, block.resident)
         wave = hardware.cores * resident
+        memory = self._memory_s(np.minimum(self.count, wave))
+        moving = np.maximum(load + store, memory * hardware.cores / self.count)
+        thinking = busy + waiting + overhead
+
+        def together(blocks: Floats) -> Floats:
+            together = _side_by_side(alone, blocks * most)
+            if self.products:
+                return together
+            return np.where(is_ahead, together, _in_turns(blocks, moving, thinking))
+
         full = np.floor(self.count / wave)
         rest = np.ceil((self.count - full * wave) / hardware.cores)
         grid_s = full * together(resident) + np.where(rest > 0, together(rest), 0.0)
         even_s = self.count / wave * together(resident)
-        memory = self._memory_s(np.minimum(self.count, wave))
         time_s = np.where(block.resident > 0, _side_by_side(grid_s, memory), np.inf)
         scale = self.count / hardware.cores
         resources = {
@@ -313,6 +319,21 @@ class _LaunchModel:
             if axis in access.block_axes:
                 boxes = boxes * span
         return boxes
+
+
+def _in_turns(blocks: Floats, moving: Floats, thinking: Floats) -> Floats:
+    """Return the time of blocks that share the way to memory, and wait for themselves between.
+
+    Mean value analysis of one queue: a block finds those in it that are there on average.
+    """
+    queue = found = np.zeros(np.broadcast(blocks, moving, thinking).shape)
+    most = int(np.max(np.ceil(blocks), initial=1))
+    for count in range(1, most + 1):
+        passing = moving * (1.0 + queue)
+        took = passing + thinking
+        queue = count * passing / took
+        found = np.where(blocks > count - 1, took * blocks / count, found)
+    return found
 
 
 def _side_by_side(*times: Floats) -> Floats:

@@ -52,6 +52,7 @@ OTHER_REGISTERS = 22
 # whose estimate was near the limit, built on 2026-11-22, 171 spill nothing.
 LEAST_REGISTERS = 46
 PRODUCER_THREADS = WARPGROUP  # the warpgroup that issues TMA copies
+MOST_SUMS = 512  # a longer vector lies along the columns
 REGISTER_STEP = 8  # registers of a thread come in eights
 BARRIERS_OF_STAGE_BYTES = 16  # two mbarriers: full and empty
 FOLDED_BYTES = 4  # of what a thread tells others of a fold across warps
@@ -439,12 +440,14 @@ def _fragment_registers(launch: Launch, columns: Columns, threads: Floats) -> Fl
     """Return the most registers of a thread that fragments alive at once take."""
     sizes: dict[Buffer, Floats] = {}
     for tile in launch.tiles:
-        size = numbers(1, columns) * max(tile.dtype.itemsize, 2) / REGISTER_BYTES
+        itemsize = max(tile.dtype.itemsize, 2)
+        size = numbers(1, columns) * itemsize / REGISTER_BYTES
         for extent in tile.shape:
             size = size * numbers(extent, columns)
         if tile.scope == "fragment":
             # Sums over rows lie once in each of the four lanes that share a row.
-            lanes = threads if tile.ndim > 1 else np.minimum(threads, 8 * threads / WARP)
+            is_sum = (tile.ndim == 1) & (size * REGISTER_BYTES / itemsize <= MOST_SUMS)
+            lanes = np.where(is_sum, np.minimum(threads, 8 * threads / WARP), threads)
             sizes[tile] = np.maximum(size / lanes, 1.0)
         elif tile.scope == "local":
             sizes[tile] = size
@@ -456,9 +459,14 @@ def _fragment_registers(launch: Launch, columns: Columns, threads: Floats) -> Fl
 
 
 def _register_spans(launch: Launch, tiles: Collection[Buffer]) -> dict[Buffer, range]:
-    """Return between which ops a tile holds something; a tile from outside lasts a whole loop."""
+    """Return between which ops a tile holds something; a tile from outside lasts a whole loop.
+
+    Beside no products a compiler loads what it needs as late as it can, and hands on to the next op
+    what only that needs.
+    """
     users: dict[Buffer, list[TileOp]] = {}
     loops: dict[Var, list[int]] = {}
+    multiplies = any(isinstance(op.stmt, Gemm) for op in launch.ops)
     for op in launch.ops:
         for loop in op.loops:
             loops.setdefault(loop.var, []).append(op.index)
@@ -468,9 +476,15 @@ def _register_spans(launch: Launch, tiles: Collection[Buffer]) -> dict[Buffer, r
     for tile, ops in users.items():
         places = [op.index for op in ops]
         around = [frozenset(loop.var for loop in op.loops) for op in ops]
-        for var in frozenset[Var]().union(*around) - around[0].intersection(*around):
+        outer = frozenset[Var]().union(*around) - around[0].intersection(*around)
+        for var in outer:
             places += loops[var]
-        found[tile] = range(min(places), max(places) + 1)
+        if multiplies or outer:
+            found[tile] = range(min(places), max(places) + 1)
+            continue
+        is_loaded = any(a.buffer.scope == "global" for a in ops[0].reads)
+        first = places[1] if is_loaded and len(places) > 1 else places[0]
+        found[tile] = range(first, places[-1] if places[-1] > first + 1 else first)
     return found
 
 
