@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from gpu_children import FORK, Child, messages
 from gpu_functions import CASES, Case
-from gpu_peers import Clock
+from gpu_peers_compare import Clock
 
 ROUNDS, WARM_UP = 20, 3
 PREPARED, COMPILED = 0.7, 0.4  # of the whole time: the longest that all, and torch.compile, take

@@ -52,7 +52,7 @@ FURTHER: Mapping[str, Sequence[dict[str, Any]]] = {
 
 def build(folder: Path, target: str, measured: Sequence[Path], only: str) -> None:
     """Compile our candidates into ``folder``; what the device does not need is left out."""
-    from gpu_peers import label_of
+    from gpu_peers_compare import label_of
 
     from tilecore.artifact import ArtifactStore
     from tilecore.compiler import compile
@@ -242,7 +242,7 @@ def _recommended(
 
 def rehearse(only: str) -> None:
     """Run small problems: ours on the emulator, Triton's by its interpreter, torch's on the CPU."""
-    from gpu_peers import HostClock, compare, label_of, prepare, summary
+    from gpu_peers_compare import HostClock, compare, label_of, prepare, summary
 
     for kernel, fields in SMALL.items():
         case: dict[str, Any] = {"kernel": kernel, "problem": parsed(kernel, fields)}

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from gpu_peers_triton import Launch, Launches
+from gpu_peers_launch import Launch, Launches
 
 LOG2_E = 1.4426950408889634
 # Queries and keys of a block, warps, stages.
