@@ -86,6 +86,26 @@ class Reads:
                     return row, found, self._site(int(at[row]), column)
         return None
 
+    def unfenced(self, thread: int, at: Array) -> tuple[int, int, int] | None:
+        """Return (position in ``at``, agent, site) of a read that a unit may overtake.
+
+        A thread starts the unit; who has read tells units by a fence.proxy.async.
+        """
+        if not self.last[at].any():
+            return None
+        fenced = self.clocks.bases[int(self.clocks.base[thread])].fenced[: self.clocks.threads]
+        fenced = fenced.copy()
+        fenced[thread] = max(int(fenced[thread]), int(self.clocks.fenced[thread]))
+        lanes = np.full(self.warps * WARP, np.iinfo(np.int64).max)
+        lanes[: len(fenced)] = fenced
+        least = lanes.reshape(self.warps, WARP).min(1)
+        rows, columns = np.nonzero(self.time.reshape(-1, self.warps)[at] > least)
+        for row, column in zip(rows.tolist(), columns.tolist(), strict=True):
+            found = self._reader(fenced, int(at[row]), column, NOBODY)
+            if found is not None:
+                return row, found, self._site(int(at[row]), column)
+        return None
+
     def _times(self, at: Array) -> Array:
         """Return when granules were read, by warp, then by unit that reads."""
         times: Array = self.time.reshape(-1, self.warps)[at]
@@ -273,6 +293,15 @@ class Shadow:
         self._written(by)
         self._after(self.reads, by)
         self._after(self.atomics, by)
+        hidden = None if self.in_tensor else self.reads.unfenced(thread, by.at)
+        if hidden is not None:
+            n, reader, other = hidden
+            self.faults.add(
+                "proxy",
+                f"{self.clocks.name(reader)} reads {self.place(int(by.at[n]))}, which "
+                f"{by.what(self.clocks, n)}, and no fence.proxy.async is between",
+                other, site, "fence.proxy.async behind the read",
+            )  # fmt: skip
         self._set(by.at, by.agents, site, generic=False)
 
     def _of_unit(self, agent: int, thread: int, at: Array, site: int, did: str) -> Accesses:

@@ -1,8 +1,8 @@
-"""Which statements leave writes of threads that asynchronous units do not see yet.
+"""Which statements leave accesses of threads that asynchronous units do not see yet.
 
 Units (wgmma, tcgen05, the tensor memory accelerator) see what threads wrote to shared memory once
 these have said so, by a fence. It matters for tiles that such a unit reads, and for memory that
-one fills.
+one fills: that memory may be overwritten before the loads of threads have come back from it, too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from tilecore.inference.gpu.plan import GpuLaunchPlan
 from tilecore.inference.gpu.shared import sharing_memory
 from tilecore.ir import nodes
-from tilecore.ir.analysis import writes
+from tilecore.ir.analysis import reads, writes
 from tilecore.ir.nodes import Buffer, Copy, For, Stmt, While
 from tilecore.ir.visitor import buffers_of, has_jump, walk
 
@@ -29,22 +29,47 @@ class HiddenWrites:
         own = sharing_memory(plan.shared)
         filled = {t for tile in _filled_by_units(plan) for t in own.get(tile, {tile})}
         self._tiles = filled | set(_read_by_units(plan))
+        asked = {b for stmt in _asked_for(plan) for b in _tiles_of(stmt)}
+        self._filled_again = {
+            t for tile in asked if tile.scope != "global" for t in own.get(tile, {tile})
+        }
         self._ahead = {id(c) for p in plan.pipelines.values() for c in p.copies}
         self._by_units = {id(s) for s in (*plan.loads, *plan.multicasts)} | self._ahead
         self._by_units |= {id(s.copy) for s in plan.multicasts if isinstance(s, nodes.ClusterCopy)}
         self._known: dict[int, bool] = {}
 
     def by(self, stmt: Stmt) -> bool:
-        """Return whether threads write such a tile in a statement; copies that run ahead aside."""
+        """Return whether threads write such a tile in a statement; copies that run ahead aside.
+
+        Or read one that the program has filled again: pipelines tell of theirs themselves.
+        """
         if id(stmt) not in self._known:
             own = Copy | nodes.ClusterCopy
-            self._known[id(stmt)] = any(
-                self._matters(b)
+            found = [
+                node
                 for node in walk(stmt)
                 if not (isinstance(node, own) and id(node) in self._by_units)
-                for b in writes(node)
+            ]
+            self._known[id(stmt)] = any(self._matters(b) for n in found for b in writes(n)) or any(
+                b.root in self._filled_again for n in found for b in self._read_by_threads(n)
             )
         return self._known[id(stmt)]
+
+    def _read_by_threads(self, stmt: Stmt) -> Iterator[Buffer]:
+        """Yield what threads read themselves in a statement."""
+        plan = self.plan
+        if stmt in plan.stores or stmt in plan.updates:
+            return
+        gemm = plan.gemms.get(stmt)
+        in_place: set[Buffer] = set()
+        if gemm is not None and isinstance(stmt, nodes.Gemm):
+            operands = (gemm.a, stmt.a), (gemm.b, stmt.b)
+            in_place = {
+                tile.buffer
+                for how, tile in operands
+                if gemm.kind == "tcgen05" or how.source == "descriptor"
+            }
+        yield from (b for b in reads(stmt) if b not in in_place)
 
     def by_copies(self, copies: tuple[Copy, ...]) -> bool:
         """Return whether copies that run ahead, by threads, write such a tile."""
@@ -123,11 +148,20 @@ def _read_by_units(plan: GpuLaunchPlan) -> Iterator[Buffer]:
         yield update.here.buffer.root
 
 
+def _asked_for(plan: GpuLaunchPlan) -> list[Stmt]:
+    """Return the copies on barriers of the program that units make."""
+    between = [s for s in walk(plan.launch.body) if isinstance(s, nodes.ClusterCopy)]
+    return [*plan.loads, *plan.multicasts, *between]
+
+
+def _tiles_of(copy: Stmt) -> Iterator[Buffer]:
+    yield from (b.root for b in buffers_of(copy))
+
+
 def _filled_by_units(plan: GpuLaunchPlan) -> Iterator[Buffer]:
     """Yield the tiles that asynchronous units fill, and those of copies between blocks."""
-    between = [s for s in walk(plan.launch.body) if isinstance(s, nodes.ClusterCopy)]
-    for copy in (*plan.loads, *plan.multicasts, *between):
-        yield from (b.root for b in buffers_of(copy))
+    for copy in _asked_for(plan):
+        yield from _tiles_of(copy)
     for pipeline in plan.pipelines.values():
         if pipeline.boxes:
             yield from (c.dst.buffer.root for c in pipeline.copies)

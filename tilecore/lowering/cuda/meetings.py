@@ -153,7 +153,8 @@ class Meetings:
             self.await_stores(0, only_reads=not self.repeats)
         plan = self.owner.plan
         kinds = {product.kind for product in plan.gemms.values()}
-        is_read = kinds & {"wgmma", "tcgen05"} or plan.stores or plan.loads or plan.updates
+        of_boxes = plan.stores or plan.loads or plan.updates or plan.multicasts
+        is_read = kinds & {"wgmma", "tcgen05"} or of_boxes
         if is_read and self.has_written:
             of_cluster = self.owner.clusters.is_used
             self.owner.builder.evaluate(ptx.fence_async(of_cluster).call())

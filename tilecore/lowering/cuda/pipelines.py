@@ -321,12 +321,15 @@ class BoxPipelines:
     def _free(self, pipeline: Pipeline, copy: Copy, stage: Any) -> None:
         """Emit the arrival of a warp that is done with a tile.
 
-        Lanes that read it themselves must be done; for products the whole warp has waited. Tiles
-        that are freed together need that once.
+        Lanes that read it themselves must be done, which a unit that fills it again does not know
+        without a fence: their loads may still be on their way. For products the whole warp has
+        waited. Tiles that are freed together need that once.
         """
         builder, group = self.builder, pipeline.group(copy)
         is_met = self.met == builder.count
         if not is_met and not self._is_for_products(pipeline, copy):
+            if pipeline.boxes:
+                builder.evaluate(ptx.fence_async(self.owner.clusters.is_used).call())
             builder.evaluate(ptx.sync_warp().call())
             is_met = True
         lane, empty = remainder(self.accessor.thread, WARP), self.barrier(copy, "empty", stage)
