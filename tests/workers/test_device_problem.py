@@ -87,6 +87,35 @@ def test_inputs_of_float32_have_the_bits_that_tensor_cores_read(name):
     assert all(not (x.view(torch.int32) & 0x1FFF).any() and x.std() > 0.1 for x in floats)
 
 
+def test_sums_of_float8_may_be_cut_as_tensor_cores_cut_them():
+    """What does not fit into 13 bits behind the largest of 32 terms and the sum is cut off."""
+    definition = kernels.get("scaled_gemm")
+    parsed = definition.parse_problem(
+        {"m": 48, "n": 40, "k": 4096, "dtype": "float8_e4m3fn", "out_dtype": "bfloat16",
+         "transpose_b": True}
+    )  # fmt: skip
+    made = DeviceProblem.fresh(
+        Workload.of("scaled_gemm", parsed), definition, device="cpu", load=lambda path: None,
+        synchronize=lambda: None,
+    )  # fmt: skip
+    a, b, scale_a, scale_b, _ = (x.double() for x in made.inputs)
+
+    def kernel(first):
+        total = torch.zeros(48, 40, dtype=torch.float64)
+        for k in range(first, 4096, 32):
+            terms = a[:, None, k : k + 32] * b[None, :, k : k + 32]
+            largest = torch.maximum(terms.abs().amax(-1), total.abs())
+            unit = torch.exp2(torch.floor(torch.log2(largest)) - 13)
+            total = (
+                torch.trunc(total / unit) * unit
+                + (torch.trunc(terms / unit[..., None])).sum(-1) * unit
+            )
+        made.outputs[0].tensor.copy_(total * scale_a[:, None] * scale_b)
+
+    assert made.check(lambda: kernel(0)).passed
+    assert not made.check(lambda: kernel(32)).passed
+
+
 def test_everything_that_a_kernel_may_have_touched_is_looked_at(problem):
     out, wanted = problem.outputs[0], problem.expected[0]
 
