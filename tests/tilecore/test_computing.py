@@ -233,6 +233,21 @@ def test_attention_by_hand_with_masks_and_grouped_queries():
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_attention_by_letters_is_one_kernel(is_turned):
+    """The axes of heads and rows either way."""
+    of = "bqhd,bkhd->bhqk bhqk,bkhd->bqhd" if is_turned else "bhqd,bhkd->bhqk bhqk,bhkd->bhqd"
+    scores, out = of.split()
+
+    def function(q, k, v):
+        weights = torch.softmax(torch.einsum(scores, q, k) * 0.2, -1)
+        return torch.einsum(out, weights, v)
+
+    q, k, v = (torch.randn(2, 3, n, 24) for n in (50, 70, 70))
+    given = [x.transpose(1, 2).contiguous() if is_turned else x for x in (q, k, v)]
+    check(function, *given, kernels=1)
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(BFLOAT16, 1e-2), (FLOAT16, 2e-3)])
 def test_half_types_are_rounded_once(dtype, tolerance):

@@ -224,8 +224,9 @@ def product(
 
 def _upright(x: Node, trans: bool) -> tuple[Node, bool]:
     """Return the tensor behind a transposition of the last two axes, which a product reads."""
-    if x.kind == "view" and x.attrs.get("swaps_last"):
-        return x.producers[0], not trans
+    if x.kind == "view" and x.op == "permute" and x.attrs["axes"][-2] > x.attrs["axes"][-1]:
+        rank = len(x.shape)
+        return permuted(x, (*range(rank - 2), rank - 1, rank - 2), x.span), not trans
     return x, trans
 
 
@@ -270,10 +271,12 @@ def permuted(x: Node, axes: Sequence[int], span: SourceSpan) -> Node:
             what="permute", expected=f"each axis of shape {x.shape} once", found=tuple(axes),
             span=span,
         )  # fmt: skip
+    if x.kind == "view" and x.op == "permute":  # one view of both
+        inner = x.attrs["axes"]
+        return permuted(x.producers[0], [inner[axis] for axis in order], span)
     if order == tuple(range(rank)):
         return x
-    swaps = rank >= 2 and order == (*range(rank - 2), rank - 1, rank - 2)
-    attrs = MappingProxyType({"axes": order, "swaps_last": swaps})
+    attrs = MappingProxyType({"axes": order})
     shape = tuple(x.shape[axis] for axis in order)
     return Node("view", "permute", (x,), shape, x.dtype, attrs, span)
 
