@@ -59,7 +59,7 @@ def bank_uses(plan: GpuLaunchPlan) -> list[BankUse]:
     for gemm in plan.gemms.values():
         for region, operand in ((gemm.stmt.a, gemm.a), (gemm.stmt.b, gemm.b)):
             if operand.source == "ldmatrix":
-                ways = _of_matrices(plan.shared[region.buffer])
+                ways = _of_matrices(plan.shared[region.buffer.root])
                 found.append(BankUse(gemm.stmt, region.buffer, False, CHUNK_BYTES, ways))
         found += _of_factors(gemm.stmt, plan.shared)
     return found

@@ -168,7 +168,10 @@ def _incoming(
 def is_plain(tensor: Buffer, tile: Buffer) -> bool:
     """Return whether a tensor map can describe a tensor, and its elements are those of a tile."""
     base = tensor.base
-    is_alike = base is None or (base.dtype == tensor.dtype and base.ndim == tensor.ndim)
+    is_alike = base is None or (
+        base.dtype == tensor.dtype
+        and (base.ndim == tensor.ndim or (tensor.static_shape is not None and base.strides is None))
+    )
     is_whole = tensor.scope == "global" and is_alike and tensor.address is None
     return is_whole and tensor.dtype == tile.dtype and not tensor.dtype.is_packed
 

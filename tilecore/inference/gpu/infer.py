@@ -39,7 +39,7 @@ from tilecore.inference.gpu.quads import plan_quads
 from tilecore.inference.gpu.registers import excesses
 from tilecore.inference.gpu.scaled import plan_scaled
 from tilecore.inference.gpu.scratch import folds_across_warps
-from tilecore.inference.gpu.shared import sharing_memory
+from tilecore.inference.gpu.shared import keeps_rows, sharing_memory
 from tilecore.inference.gpu.teams import Team, Teams, find_teams, registers_to_trade
 from tilecore.inference.gpu.tensor_memory import TensorMemory, find_tensor_memory
 from tilecore.inference.gpu.tensor_products import (
@@ -81,7 +81,7 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
     tensor = find_tensor_memory(launch, teams, target, options)
     check_pairs(launch, target, tensor, options)
     _share_between_teams(launch, teams, fragments)
-    viewed = {t.base for t in tiles if t.base is not None}
+    viewed = {t.base for t in tiles if t.base is not None and not keeps_rows(t)}
     viewed |= {s.src.buffer for s in walk(launch.body) if isinstance(s, nodes.ChunkCopy)}
     work = _share_out(launch, teams, target, fragments, options, viewed, tensor)
     memory = _needs(launch, tiles, viewed, teams, target, fragments, work, tensor).fit(
@@ -380,7 +380,7 @@ def _staging(
     for points in statements:
         if any(a.buffer in sums and not a.is_store for a in points.accesses):
             found |= {
-                a.buffer
+                a.buffer.root
                 for a in points.accesses
                 if a.is_store and a.buffer.scope == "shared" and a.buffer.ndim == 2
             }
@@ -389,4 +389,5 @@ def _staging(
 
 def _moved_as_matrices(nests: Iterable[NestPlan]) -> set[Buffer]:
     """Return the shared tiles of which warps load or store rows of 16 bytes."""
-    return {n.points.accesses[n.matrices.access].buffer for n in nests if n.matrices is not None}
+    moved = [n.points.accesses[n.matrices.access] for n in nests if n.matrices is not None]
+    return {access.buffer.root for access in moved}

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from tilecore.inference.gpu.distribution import Distribution, by_slot, by_thread
 from tilecore.inference.gpu.loops import Access, Points, is_contiguous
 from tilecore.inference.gpu.plan import MatrixMove
+from tilecore.inference.gpu.shared import keeps_rows
 from tilecore.ir.visitor import has_loads
 
 ROW, COLUMNS = (by_thread(8, 4),), (by_thread(4, 1), by_slot(2, 1))
@@ -67,7 +68,8 @@ def _only_move(points: Points, moves: frozenset[str]) -> int | None:
         return None
     access = points.accesses[shared[0]]
     buffer = access.buffer
-    if buffer.base is not None or buffer.dtype.itemsize != 2:
+    is_other = buffer.base is not None and not keeps_rows(buffer)
+    if is_other or buffer.dtype.itemsize != 2:
         return None
     if ("store" if access.is_store else "load") not in moves:
         return None

@@ -22,7 +22,7 @@ from tilecore.inference.gpu.matrix_units import (
 )
 from tilecore.inference.gpu.options import GpuOptions
 from tilecore.inference.gpu.plan import GemmPlan, Operand
-from tilecore.inference.gpu.shared import panel_of
+from tilecore.inference.gpu.shared import keeps_rows, panel_of
 from tilecore.inference.gpu.teams import Team
 from tilecore.ir.analysis import kept_axes
 from tilecore.ir.dtype import DType
@@ -180,8 +180,9 @@ def _wgmma_fits(
     ):
         if in_register and region is gemm.a and not k_first:
             continue
-        buffer, is_view = region.buffer, region.buffer.base is not None
-        if in_register or buffer.scope != "shared" or is_view or buffer in viewed:
+        buffer = region.buffer
+        is_other = buffer.base is not None and not keeps_rows(buffer)
+        if in_register or buffer.scope != "shared" or is_other or buffer.root in viewed:
             return False
         if not _is_described(region, k_first) or (k_first and itemsize != 2):
             return False

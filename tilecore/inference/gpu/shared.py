@@ -22,6 +22,18 @@ def panel_of(shape: Sequence[int], itemsize: int) -> int:
     return swizzle_of(shape[-1] * itemsize) // itemsize
 
 
+def keeps_rows(view: Buffer) -> bool:
+    """Return whether a view of a shared tile has its rows, counted along other axes.
+
+    It lies as the tile does then, whatever is done to the columns of a row by its number.
+    """
+    base, shape = view.base, view.static_shape
+    if base is None or base.base is not None or view.scope != "shared" or not shape:
+        return False
+    whole = base.static_shape
+    return base.dtype == view.dtype and whole is not None and whole[-1:] == shape[-1:]
+
+
 def lay_out(
     tiles: Iterable[Buffer],
     gemms: Iterable[GemmPlan],

@@ -18,6 +18,7 @@ from tilecore.inference.gpu.matrix_units import FLOAT8, INTEGERS
 from tilecore.inference.gpu.options import GpuOptions
 from tilecore.inference.gpu.plan import GemmPlan, Operand, Pipeline
 from tilecore.inference.gpu.products import WARPGROUP, size_of
+from tilecore.inference.gpu.shared import keeps_rows
 from tilecore.inference.gpu.teams import Team
 from tilecore.inference.gpu.tensor_scaled import width_of
 from tilecore.ir import nodes
@@ -118,7 +119,8 @@ def _operand_misfit(region: Region, name: str, k_first: bool, itemsize: int) -> 
     tile, shape = region.buffer, region.buffer.static_shape
     if tile.scope != "shared" or tile.in_tensor_memory or shape is None:
         return f"{name} does not lie in shared memory"
-    if tile.base is not None or not _is_whole_matrix(region, shape):
+    is_other = tile.base is not None and not keeps_rows(tile)
+    if is_other or not _is_whole_matrix(region, shape):
         return f"{name} is a part or a view of a shared tile"
     if shape[-1] * itemsize % 32 or shape[-2] % 8:
         return f"{name} has rows of {shape[-1] * itemsize} bytes, not of a multiple of 32"
@@ -136,10 +138,11 @@ def _is_whole_matrix(region: Region, shape: tuple[int, ...]) -> bool:
 
 
 def viewed_operand(gemm: Gemm, launch: KernelLaunch) -> str:
-    """Return that a view shows an operand in another shape, row by row as it then lies, or ""."""
-    viewed = {s.buffer.base for s in walk(launch.body) if isinstance(s, nodes.Alloc)}
+    """Return that a view shows an operand with other rows, row by row as it then lies, or ""."""
+    allocated = [s.buffer for s in walk(launch.body) if isinstance(s, nodes.Alloc)]
+    viewed = {b.base for b in allocated if b.base is not None and not keeps_rows(b)}
     for region, name in ((gemm.a, "A"), (gemm.b, "B")):
-        if region.buffer in viewed:
+        if region.buffer.root in viewed:
             return f"{name} is seen in another shape through a view"
     return ""
 
@@ -234,8 +237,10 @@ def _frees_tiles(gemm: Gemm, pipeline: Pipeline) -> bool:
         return False
     body = pipeline.loop.body
     stmts = body.stmts if isinstance(body, nodes.Seq) else (body,)
-    tiles = {c.dst.buffer for c in pipeline.copies} & {gemm.a.buffer, gemm.b.buffer}
-    users = [s for s in stmts if s not in pipeline.copies and buffers_of(s) & tiles]
+    tiles = {c.dst.buffer for c in pipeline.copies} & {gemm.a.buffer.root, gemm.b.buffer.root}
+    users = [
+        s for s in stmts if s not in pipeline.copies and {b.root for b in buffers_of(s)} & tiles
+    ]
     return bool(pipeline.boxes) and all(isinstance(s, Gemm) and s.is_async for s in users)
 
 
@@ -252,7 +257,7 @@ def only_product(
     copies, last = tuple(s for s in rest if isinstance(s, ChunkCopy)), rest[-1] if rest else None
     if len(rest) != len(copies) + 1 or not isinstance(last, Gemm) or gemms[last].kind != "tcgen05":
         return None
-    used = {last.a.buffer, last.b.buffer, *(c.src.buffer for c in copies)}
+    used = {last.a.buffer.root, last.b.buffer.root, *(c.src.buffer for c in copies)}
     is_all = used == {c.dst.buffer for c in pipeline.copies}
     return (copies, last) if is_all and not gemms[last].is_async else None
 

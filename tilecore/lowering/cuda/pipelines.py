@@ -367,7 +367,7 @@ class BoxPipelines:
         plan = self.owner.plan.gemms[rest[0]]
         in_place = WgmmaLowering(self.accessor, plan).in_place
         tiles = {c.dst.buffer for c in pipeline.copies}
-        read = {rest[0].a.buffer, rest[0].b.buffer}
+        read = {rest[0].a.buffer.root, rest[0].b.buffer.root}
         is_async = plan.kind == "wgmma" and in_place and plan.a.source == "descriptor"
         is_async &= pipeline.stages > 1  # a tile is freed by the next product
         return rest[0] if is_async and read == tiles else None

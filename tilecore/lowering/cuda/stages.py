@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 
 def use_stage(owner: LaunchLowering, copies: tuple[Copy, ...], stage: Any) -> None:
-    """Let the tiles of some copies mean their ``stage``."""
-    for copy in copies:
-        place = owner.accessor.places[copy.dst.buffer]
+    """Let the tiles of some copies, and views of them, mean their ``stage``."""
+    tiles, places = {copy.dst.buffer for copy in copies}, owner.accessor.places
+    for buffer in [b for b in places if b.root in tiles]:
+        place = places[buffer]
         assert isinstance(place, SharedPlace)
-        owner.accessor.places[copy.dst.buffer] = replace(place, stage=stage)
+        places[buffer] = replace(place, stage=stage)
 
 
 class Ring:

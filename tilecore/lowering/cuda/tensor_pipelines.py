@@ -60,6 +60,6 @@ def frees_by_commit(owner: LaunchLowering, pipeline: Pipeline, copy: Copy) -> bo
         return True
     tile = copy.dst.buffer
     return any(
-        isinstance(s, Gemm) and gemms[s].is_async and tile in (s.a.buffer, s.b.buffer)
+        isinstance(s, Gemm) and gemms[s].is_async and tile in (s.a.buffer.root, s.b.buffer.root)
         for s in children(pipeline.loop.body) or (pipeline.loop.body,)
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tvm import tirx as tir
 
 from tilecore.inference.gpu.plan import SharedLayout
+from tilecore.inference.gpu.shared import keeps_rows
 from tilecore.ir.nodes import Buffer, Stmt
 from tilecore.lowering.cuda.access import INT32_MAX
 from tilecore.lowering.cuda.memory import LocalPlace, Place, SharedPlace, TensorPlace
@@ -52,9 +53,11 @@ def _view_of(owner: LaunchLowering, buffer: Buffer, stmt: Stmt) -> Place:
     if isinstance(base, SharedPlace) and shape is not None:
         layout = SharedLayout(
             shape or (1,), buffer.dtype.itemsize, 0, shape[-1] if shape else 1,
-            offset_bytes=base.layout.offset_bytes,
+            base.layout.stages, base.layout.offset_bytes,
         )  # fmt: skip
-        return SharedPlace(owner.view(kind), str(buffer.dtype), layout)
+        if keeps_rows(buffer):
+            layout = replace(base.layout, shape=shape)
+        return SharedPlace(owner.view(kind), str(buffer.dtype), layout, base.stage)
     if isinstance(base, LocalPlace) and shape is not None:
         memory = owner.builder.view(base.memory, math.prod(shape), kind, buffer.name, "local")
         return LocalPlace(memory, str(buffer.dtype), shape)
