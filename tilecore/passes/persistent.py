@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from tilecore.gpu_target import GpuTarget
 from tilecore.ir import nodes
 from tilecore.ir.analysis import writes
+from tilecore.ir.bounds import NON_NEGATIVE, interval
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Call, Expr, ExprLike, Load, Var, binary, const, int_value
 from tilecore.ir.nodes import (
@@ -150,13 +151,13 @@ def _resident(launch: KernelLaunch, workers: int) -> KernelLaunch:
     after = [s for s in top if s not in before]
     worker, wave, tile = (Var(name, INT32) for name in ("worker", "wave", "tile"))
     total = _product(launch.grid)
-    places = _places(tile, launch.grid, _rows(launch))
+    places = _inside(_places(tile, launch.grid, _rows(launch)), launch.grid, tile)
     lets = [
         nodes.Let(var, value, launch.span)
         for var, value in zip(launch.block_vars, places, strict=True)
     ]
-    guarded = If(tile < total, Seq((*lets, *after), launch.span), span=launch.span)
     number = nodes.Let(tile, wave * workers + worker, launch.span)
+    guarded = If(tile < total, Seq((*lets, *after), launch.span), span=launch.span)
     waves = binary("floordiv", binary("max", total, 0) + (workers - 1), workers)
     loop = For(
         wave, const(0, "int32"), waves, const(1, "int32"), "serial",
@@ -166,6 +167,21 @@ def _resident(launch: KernelLaunch, workers: int) -> KernelLaunch:
         launch, block_vars=(worker,), grid=(binary("min", total, workers),),
         body=Seq((*before, loop), launch.span),
     )  # fmt: skip
+
+
+def _inside(places: Sequence[Expr], grid: Sequence[Expr], tile: Var) -> list[Expr]:
+    """Return block indices that are seen to be of a grid whose sizes are known.
+
+    That a tile's number is below their product stands in a condition, which bounds of index
+    expressions do not follow from: accesses would be guarded that are inside their tensors.
+    """
+    extents = [int_value(e) for e in grid]
+    found = []
+    for place, extent in zip(places, extents, strict=True):
+        bounds = None if extent is None else interval(place, {tile: NON_NEGATIVE})
+        is_open = extent is not None and (bounds is None or bounds[1] >= extent)
+        found.append(binary("min", place, (extent or 1) - 1) if is_open else place)
+    return found
 
 
 def _is_layout(stmt: Stmt) -> bool:

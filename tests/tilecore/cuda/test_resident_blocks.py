@@ -267,3 +267,34 @@ def test_what_does_not_fit_is_planned_once_without_each_pass_that_the_target_has
     with pytest.raises(InvalidConfig, match="shared memory"):
         lower_gpu(func, parse_gpu_target(target), lambda stage, _: seen.append(stage))
     assert seen.count("settle") == tries
+
+
+@pytest.mark.parametrize("rows", [7 * 64, 8 * 64, 7 * 64 + 8])
+def test_tiles_of_resident_blocks_are_seen_to_lie_in_their_tensors(rows):
+    """Each access was guarded: that a tile's number is one of the grid's stands in a branch."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((rows, 128), "float16"), B: T.Tensor((128, 512), "float16"),
+        S: T.Tensor((rows,), "float32"), C: T.Tensor((rows, 512), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(4, T.ceildiv(rows, 64), threads=128) as (bx, by):
+            a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 128), "float16")
+            sums = T.alloc_fragment((64, 128), "float32")
+            T.clear(sums)
+            for k in T.Pipelined(2, num_stages=2):
+                T.copy(A[by * 64, k * 64], a)
+                T.copy(B[k * 64, bx * 128], b)
+                T.gemm(a, b, sums)
+            for i, j in T.Parallel(64, 128):
+                C[by * 64 + i, bx * 128 + j] = sums[i, j] * S[by * 64 + i]
+
+    small = replace(FEW, shared_per_multiprocessor=90_000)
+    rng = np.random.default_rng(4)
+    a, b = random(rng, (rows, 128), "float16"), random(rng, (128, 512), "float16")
+    s, c = random(rng, (rows,), "float32"), np.zeros((rows, 512), np.float32)
+    _, source = run(main, small, [a, b, s, c])
+    close(c, (a.astype(np.float32) @ b.astype(np.float32)) * s[:, None], "float16")
+    stored = source.text[source.text.rindex("tc_barrier_arrive") :]
+    assert "* 3)" in stored  # blocks
+    assert ("if (" in stored) == (rows % 64 > 0)
