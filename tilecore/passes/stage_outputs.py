@@ -16,7 +16,7 @@ from tilecore.ir.expr import Expr, Load, Var, int_value
 from tilecore.ir.indexing import whole
 from tilecore.ir.nodes import Buffer, Copy, Gemm, If, KernelLaunch, Parallel, PrimFunc, Stmt, Store
 from tilecore.ir.substitute import Substitution
-from tilecore.ir.visitor import Rewriter, walk, walk_expr
+from tilecore.ir.visitor import Rewriter, flat, loads, walk, walk_expr
 
 CHUNK_BYTES, SECTOR_BYTES = 16, 32
 TOGETHER = 8  # neighbours of a row that the threads of an instruction hold
@@ -55,7 +55,24 @@ def _is_held(value: Expr, nest: Parallel) -> bool:
 class _Launches(Rewriter):
     def visit_kernellaunch(self, launch: KernelLaunch) -> Stmt:
         sums = {s.c.buffer for s in walk(launch.body) if isinstance(s, Gemm)}
+        for stmt in walk(launch.body):
+            if isinstance(stmt, Parallel):
+                sums |= _made_of(stmt, sums)
         return _Stager(sums).rebuild(launch)
+
+
+def _made_of(nest: Parallel, sums: set[Buffer]) -> set[Buffer]:
+    """Return the fragments that a nest fills element by element from sums, which threads hold."""
+    names, extents = list(map(id, nest.loop_vars)), tuple(map(int_value, nest.extents))
+
+    def is_whole(buffer: Buffer, indices: Sequence[Expr]) -> bool:
+        return buffer.static_shape == extents and list(map(id, indices)) == names
+
+    taken = {p.buffer for s in walk(nest.body) for p in loads(s) if is_whole(p.buffer, p.indices)}
+    stored = [
+        s for s in flat([nest.body]) if isinstance(s, Store) and is_whole(s.buffer, s.indices)
+    ]
+    return {s.buffer for s in stored if s.buffer.scope == "fragment"} if taken & sums else set()
 
 
 class _Stager(Rewriter):

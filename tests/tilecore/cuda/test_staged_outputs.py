@@ -147,3 +147,35 @@ def test_sums_for_some_rows_only_fill_their_tile_by_matrices():
     text = lowered(program("if"), "h100")[2].text.rpartition('extern "C"')[2]
     assert "tc_stmatrix" in text
     assert "tc_stmatrix" not in lowered(program("scaled"), "h100")[2].text
+
+
+@pytest.mark.parametrize("target", ["sm_80", "h100", "gfx942"])
+def test_what_a_nest_makes_of_sums_goes_out_in_rows_too(target):
+    """Of a fragment that is no sum itself pairs of elements were written, row by row."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((64, 32), "float16"), B: T.Tensor((32, 64), "float16"),
+        S: T.Tensor((64,), "float32"), C: T.Tensor((64, 64), "float16"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=128):
+            a, b = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 64), "float16")
+            sums = T.alloc_fragment((64, 64), "float32")
+            scaled = T.alloc_fragment((64, 64), "float32")
+            T.copy(A, a)
+            T.copy(B, b)
+            T.clear(sums)
+            T.gemm(a, b, sums)
+            for i, j in T.Parallel(64, 64):
+                x = sums[i, j] * S[i]
+                scaled[i, j] = x + 1
+            T.copy(scaled, C)
+
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-3, 4, s).astype(np.float16) for s in ((64, 32), (32, 64)))
+    s, found = rng.integers(1, 4, 64).astype(np.float32), np.zeros((64, 64), np.float16)
+    plan = run_emulated(main, target, [a, b, s, found], (LATE,))
+    wanted = (a.astype(np.float32) @ b.astype(np.float32)) * s[:, None] + 1
+    np.testing.assert_array_equal(found, wanted.astype(np.float16))
+    assert "C_tile: shared" in plan.explain()
+    assert target != "h100" or "stored by TMA: C_tile" in plan.explain()
