@@ -35,10 +35,10 @@ from tilecore.inference.gpu.registers import MANY, TRADED
 from tilecore.inference.gpu.shared import panel_of
 from tilecore.ir.expr import ExprLike, Var
 from tilecore.ir.gemm_shape import accumulator_dtype
-from tilecore.ir.nodes import Atomic, Buffer, Copy, Gemm, Reduce
+from tilecore.ir.nodes import Atomic, Buffer, Copy, Gemm, Parallel, Reduce
 from tilecore.passes.persistent import LEAST_STAGES, OPERANDS
 from tilecore.passes.persistent import OTHER_REGISTERS as OTHERS_OF_A_THREAD
-from tilecore.passes.stage_outputs import SECTOR_BYTES, TOGETHER
+from tilecore.passes.stage_outputs import SECTOR_BYTES, TOGETHER, in_place, sums_of
 from tilecore.target import parse_gpu_target
 
 Columns = Mapping[str, NDArray[np.int64]]
@@ -342,7 +342,7 @@ def _shared_bytes(
 
 def _outgoing(launch: Launch, columns: Columns) -> Iterator[tuple[TileOp, Floats]]:
     """Yield the copies of sums to tensors, and the bytes of the tiles that they go through."""
-    sums = {op.stmt.c.buffer for op in launch.ops if isinstance(op.stmt, Gemm)}
+    sums = sums_of(op.stmt for op in launch.ops)
     for op in launch.ops:
         if not isinstance(op.stmt, Copy) or op.stmt.src.buffer not in sums:
             continue
@@ -452,6 +452,11 @@ def _fragment_registers(launch: Launch, columns: Columns, threads: Floats) -> Fl
         elif tile.scope == "local":
             sizes[tile] = size
     spans = _register_spans(launch, sizes)
+    for op in launch.ops:
+        made, taken = in_place(op.stmt) if isinstance(op.stmt, Parallel) else (set(), set())
+        if any(t in spans and spans[t].stop == op.index + 1 for t in taken - made):
+            begins = {t for t in made & spans.keys() if spans[t].start == op.index}
+            spans |= {t: range(op.index + 1, max(spans[t].stop, op.index + 2)) for t in begins}
     moments = {frozenset(t for t in spans if n in spans[t]) for n in range(len(launch.ops))}
     zero = numbers(0, columns)
     found: Floats = reduce(np.maximum, [zero, *(sum((sizes[t] for t in m), zero) for m in moments)])

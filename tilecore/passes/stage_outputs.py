@@ -7,7 +7,7 @@ half of each 32-byte sector goes to memory at a time. From a shared tile whole r
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tilecore.ir import nodes
 from tilecore.ir.analysis import covers_whole, kept_axes
@@ -15,6 +15,7 @@ from tilecore.ir.bounds import step_of
 from tilecore.ir.expr import Expr, Load, Var, int_value
 from tilecore.ir.indexing import whole
 from tilecore.ir.nodes import Buffer, Copy, Gemm, If, KernelLaunch, Parallel, PrimFunc, Stmt, Store
+from tilecore.ir.polynomial import is_equal
 from tilecore.ir.substitute import Substitution
 from tilecore.ir.visitor import Rewriter, flat, loads, walk, walk_expr
 
@@ -54,25 +55,41 @@ def _is_held(value: Expr, nest: Parallel) -> bool:
 
 class _Launches(Rewriter):
     def visit_kernellaunch(self, launch: KernelLaunch) -> Stmt:
-        sums = {s.c.buffer for s in walk(launch.body) if isinstance(s, Gemm)}
-        for stmt in walk(launch.body):
-            if isinstance(stmt, Parallel):
-                sums |= _made_of(stmt, sums)
-        return _Stager(sums).rebuild(launch)
+        return _Stager(sums_of(walk(launch.body))).rebuild(launch)
 
 
-def _made_of(nest: Parallel, sums: set[Buffer]) -> set[Buffer]:
-    """Return the fragments that a nest fills element by element from sums, which threads hold."""
-    names, extents = list(map(id, nest.loop_vars)), tuple(map(int_value, nest.extents))
+def sums_of(stmts: Iterable[Stmt]) -> set[Buffer]:
+    """Return the sums of products, and the fragments that nests make of them in place."""
+    found: set[Buffer] = set()
+    for stmt in stmts:
+        match stmt:
+            case Gemm(c=c):
+                found.add(c.buffer)
+            case Parallel():
+                made, taken = in_place(stmt)
+                found |= made if taken & found else set()
+            case _:
+                pass
+    return found
+
+
+def in_place(nest: Parallel) -> tuple[set[Buffer], set[Buffer]]:
+    """Return the fragments that a nest fills whole, and those whose elements it takes for that.
+
+    Each element is made of those at its own place: registers may be the same.
+    """
 
     def is_whole(buffer: Buffer, indices: Sequence[Expr]) -> bool:
-        return buffer.static_shape == extents and list(map(id, indices)) == names
+        is_point = list(map(id, indices)) == list(map(id, nest.loop_vars))
+        return is_point and all(map(is_equal, buffer.shape, nest.extents))
 
-    taken = {p.buffer for s in walk(nest.body) for p in loads(s) if is_whole(p.buffer, p.indices)}
-    stored = [
-        s for s in flat([nest.body]) if isinstance(s, Store) and is_whole(s.buffer, s.indices)
-    ]
-    return {s.buffer for s in stored if s.buffer.scope == "fragment"} if taken & sums else set()
+    read = [p for s in walk(nest.body) for p in loads(s)]
+    stored = [s for s in flat([nest.body]) if isinstance(s, Store)]
+    made, taken = (
+        {x.buffer for x in found if x.buffer.scope == "fragment" and is_whole(x.buffer, x.indices)}
+        for found in (stored, read)
+    )
+    return made, taken
 
 
 class _Stager(Rewriter):
