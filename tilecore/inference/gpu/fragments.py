@@ -208,7 +208,7 @@ def _distribution(points: Points, fragments: Fragments) -> Distribution:
     held = fragments.held[access.buffer]
     axes: list[tuple[Digit, ...]] = [()] * len(points.shape)
     for axis, loop in loops.items():
-        axes[loop] = held.axes[axis]
+        axes[loop] = _counting(held.axes[axis], points.shape[loop])
     rest = [p for p in range(len(points.shape)) if p not in loops.values()]
     order = max((d.stride * d.extent for d in held.digits(in_thread=False)), default=1)
     in_turn = any(run > 1 for run in runs_of(points, fragments.updated, fragments.left))
@@ -229,6 +229,18 @@ def _distribution(points: Points, fragments: Fragments) -> Distribution:
         order *= extent
         axes[loop] = tuple(reversed(digits))
     return Distribution(points.shape, tuple(axes), fragments.threads).compact()
+
+
+def _counting(digits: tuple[Digit, ...], extent: int) -> tuple[Digit, ...]:
+    """Return the digits of an axis as far as a loop over a part of it counts: slots beyond go."""
+    covered = math.prod(d.extent for d in digits)
+    while digits and not digits[0].in_thread:
+        covered //= digits[0].extent
+        needed = -(-extent // covered)
+        if needed > 1:
+            return (replace(digits[0], extent=needed), *digits[1:])
+        digits = digits[1:]
+    return digits
 
 
 def _fits_scan(points: Points, guide: tuple[Access, dict[int, int]], fragments: Fragments) -> bool:

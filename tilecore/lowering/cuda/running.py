@@ -125,7 +125,7 @@ class RunningProducts:
     def when_read(self, tile: Buffer, emit: Callable[[], None]) -> None:
         """Emit something once no product under way reads a tile any more."""
         under_way = [*self.older, *self.groups]
-        readers = [r for r in under_way if tile in (r.stmt.a.buffer, r.stmt.b.buffer)]
+        readers = [r for r in under_way if tile in (r.stmt.a.buffer.root, r.stmt.b.buffer.root)]
         if readers:
             readers[-1].then.append(emit)
         else:
