@@ -17,12 +17,14 @@ from tilecore.ir.dtype import DType
 from tilecore.ir.nodes import PrimFunc
 from tilecore.kernels.definition import (
     THREADS,
+    GpuVariant,
     KernelDefinition,
     Knob,
     Problem,
     ProblemField,
     extent,
 )
+from tilecore.kernels.gpu.conv2d import CONV2D_KNOBS, is_boxed, of_patches
 
 FLOATS = ("float32", "float16", "bfloat16")
 SIZES = (
@@ -54,6 +56,7 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
     dtype, out_dtype = problem["dtype"], problem["out_dtype"]
     block_M, block_N, block_K = knobs["block_M"], knobs["block_N"], knobs["block_K"]
     threads, rows, depth = knobs["threads"], N * OH * OW, K * K * C
+    num_stages = knobs.get("num_stages", 1)  # a knob of GPUs
 
     @T.prim_func
     def conv2d(
@@ -66,13 +69,21 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
             filters = T.alloc_shared((block_K, block_N), dtype)
             y = T.alloc_fragment((block_M, block_N), "float32")
             T.clear(y)
-            for step in T.Pipelined(T.ceildiv(depth, block_K), num_stages=1):
+            for step in T.Pipelined(T.ceildiv(depth, block_K), num_stages=num_stages):
                 T.im2col(X, patches, by, step, K, S, D, P)
                 T.copy(Filter[step * block_K, bx * block_N], filters)
                 T.gemm(patches, filters, y)
             T.copy(y, Y[by * block_M, bx * block_N])
 
     return conv2d
+
+
+def _on_gpu(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
+    return (of_patches if is_boxed(problem) else _program)(problem, knobs)
+
+
+def _numbers(problem: Problem) -> tuple[str, ...]:
+    return "channels", "kernel", "stride", "dilation", "padding"
 
 
 def _inputs(problem: Problem, rng: np.random.Generator) -> Sequence[np.ndarray]:
@@ -173,6 +184,7 @@ CONV2D = KernelDefinition(
     work_flop=_work_flop,
     traffic_bytes=_traffic_bytes,
     reduction_length=lambda problem: int(problem["kernel"]) ** 2 * int(problem["channels"]),
-    numbers=lambda problem: ("channels", "kernel", "stride", "dilation", "padding"),
+    numbers=_numbers,
+    gpu=GpuVariant(CONV2D_KNOBS, _on_gpu, numbers=_numbers),
     check=_check,
 )
