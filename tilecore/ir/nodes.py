@@ -62,6 +62,7 @@ SCOPES = ("global", "shared", "fragment", "local")
 LOOP_KINDS = ("serial", "pipelined", "unroll", "vectorized")
 THREADS = "threads"  # kind of a loop over the threads of a block, none of which sees another
 RUNS_ON = "runs_on"  # annotation of a copy
+RESIDENT = "resident"  # of a launch whose blocks go through tiles, no two of which overlap
 NOTE = "note"  # key of an Annotate: what a pass has to say about a launch
 COALESCED_WIDTH = "coalesced_width"  # annotation of a Parallel: neighbours along its last loop
 SHUFFLES = ("shfl", "shfl_xor", "shfl_up", "shfl_down")

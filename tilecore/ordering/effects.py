@@ -20,6 +20,7 @@ from tilecore.ordering.operands import (
     blocks_of,
     masks_of,
     number_of,
+    numbers_of,
     pair_of,
 )
 from tilecore.ordering.program import Array, Env, Wait
@@ -30,8 +31,11 @@ CLUSTER = -1  # number of the barrier of a cluster
 # --- threads ----------------------------------------------------------------------------------
 
 
-def _meet(machine: Machine, env: Env, number: int, count: int, site: int, waits: bool) -> Wait:
-    ids = env[0].ids
+def _meet(
+    machine: Machine, env: Env, number: int, count: int, site: int, waits: bool,
+    ids: Array | None = None,
+) -> Wait:  # fmt: skip
+    ids = env[0].ids if ids is None else ids
     over: list[Wait] = []
     for block in np.unique(machine.block_of[ids]) if number != CLUSTER else (0,):
         key = (int(block), number)
@@ -53,11 +57,15 @@ def sync_threads(site: int) -> Run:
 
 
 def bar(site: int, number: Operand, count: Operand, *, waits: bool) -> Run:
-    """Some threads at a named barrier."""
+    """Some threads at a named barrier, each at that of its own number."""
 
     def run(machine: Machine, env: Env) -> Wait | None:
-        made = _meet(machine, env, number_of(number, env), number_of(count, env), site, waits)
-        return made if waits else None
+        ids, numbers, all_of = env[0].ids, numbers_of(number, env), number_of(count, env)
+        made = [
+            _meet(machine, env, int(n), all_of, site, waits, ids[numbers == n])
+            for n in np.unique(numbers)
+        ]
+        return (lambda: all(question() for question in made)) if waits else None
 
     return run
 

@@ -84,6 +84,19 @@ def number_of(value: Operand, env: Env) -> int:
     return int(found[env[0].ids[0]]) if isinstance(found, np.ndarray) else int(found)
 
 
+def numbers_of(value: Operand, env: Env) -> Array:
+    """Return an argument of each thread that runs.
+
+    Raises:
+        FollowsFromData: it follows from data.
+    """
+    assert not isinstance(value, Pointer)
+    found = value(env) if value is not None else None
+    if found is None:
+        raise FollowsFromData
+    return env[0].of(found)
+
+
 def masks_of(mask: Operand, env: Env) -> list[int]:
     """Return the blocks that each thread means, a bit each; 0: its own."""
     assert not isinstance(mask, Pointer)

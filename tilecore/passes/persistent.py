@@ -20,6 +20,7 @@ from tilecore.ir.bounds import NON_NEGATIVE, interval
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Call, Expr, ExprLike, Load, Var, binary, const, int_value
 from tilecore.ir.nodes import (
+    RESIDENT,
     RUNS_ON,
     Alloc,
     Annotate,
@@ -165,7 +166,7 @@ def _resident(launch: KernelLaunch, workers: int) -> KernelLaunch:
     )  # fmt: skip
     return dataclasses.replace(
         launch, block_vars=(worker,), grid=(binary("min", total, workers),),
-        body=Seq((*before, loop), launch.span),
+        body=Seq((Annotate(RESIDENT, True, launch.span), *before, loop), launch.span),
     )  # fmt: skip
 
 

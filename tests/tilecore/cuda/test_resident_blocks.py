@@ -9,6 +9,7 @@ import tilecore.language as T
 from tests.tilecore.cuda.emulated import lowered, run_emulated
 from tests.tilecore.cuda.test_tile_programs import close, random
 from tests.tilecore.cuda.tile_programs import gemm
+from tilecore.codegen.order_proof import ENOUGH, order_programs
 from tilecore.emulator import ALL_SCHEDULES
 from tilecore.emulator.launch import emulate
 from tilecore.errors import InvalidConfig
@@ -16,6 +17,7 @@ from tilecore.gpu_compiler import lower_gpu
 from tilecore.ir.expr import Var
 from tilecore.ir.nodes import KernelLaunch
 from tilecore.ir.visitor import walk
+from tilecore.ordering import Verdict, judge, unneeded
 from tilecore.passes import panels, persistent
 from tilecore.target import parse_gpu_target
 
@@ -135,7 +137,7 @@ def test_the_loads_of_the_next_tile_do_not_wait_for_the_stores_of_the_last():
     producer, consumer = kernel.split("} else {", 1)
     assert "tc_tma_load" in producer
     assert "tc_bulk_wait" not in producer
-    assert consumer.index("tc_bulk_wait_0();") < consumer.index("tc_tma_store")
+    assert consumer.index("tc_bulk_wait_read_0();") < consumer.index("tc_tma_store")
 
 
 @pytest.mark.parametrize(
@@ -298,3 +300,78 @@ def test_tiles_of_resident_blocks_are_seen_to_lie_in_their_tensors(rows):
     stored = source.text[source.text.rindex("tc_barrier_arrive") :]
     assert "* 3)" in stored  # blocks
     assert ("if (" in stored) == (rows % 64 > 0)
+
+
+OWN = "C_tile: each warpgroup stores its own rows and waits for no other one"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "block", "threads", "is_own"),
+    [
+        ((640, 256, 192), (128, 128, 64), 256, True),
+        ((648, 264, 136), (128, 128, 64), 256, True),
+        ((640, 384, 192), (192, 128, 64), 384, True),
+        ((640, 256, 192), (256, 64, 64), 256, True),
+        ((640, 512, 192), (64, 256, 64), 256, False),  # warpgroups side by side
+        ((640, 256, 192), (64, 128, 64), 128, False),  # one alone
+        ((256, 128, 192), (128, 128, 64), 256, False),  # no further tiles
+    ],
+)
+def test_each_warpgroup_of_resident_blocks_stores_its_own_rows(sizes, block, threads, is_own):
+    m, n, k = sizes
+    target = replace(FEW, shared_per_multiprocessor=60_000)
+    func = gemm(m, n, k, block, 3, "float16", "float16", threads=threads)
+    rng = np.random.default_rng(6)
+    a, b = random(rng, (m, k), "float16"), random(rng, (k, n), "float16")
+    c = np.zeros((m, n), np.float16)
+    plan, source = run(func, target, [a, b, c])
+    close(c, a.astype(np.float32) @ b.astype(np.float32), "float16")
+    assert (OWN in plan.explain()) == is_own
+    if is_own:
+        kernel = source.text.rpartition('extern "C"')[2]
+        assert f", {threads});" not in kernel.split("} else {", 1)[1]  # nobody waits for all
+
+
+def test_a_program_of_its_own_loop_over_tiles_stores_them_in_order():
+    """Tiles of its turns may overlap: what a warpgroup stores is ordered by all threads."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((128, 64), "float16"), B: T.Tensor((64, 128), "float16"),
+        C: T.Tensor((192, 128), "float16"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=256):
+            a, b = T.alloc_shared((128, 64), "float16"), T.alloc_shared((64, 128), "float16")
+            out = T.alloc_shared((128, 128), "float16")
+            sums = T.alloc_fragment((128, 128), "float32")
+            for turn in T.serial(2):
+                T.clear(sums)
+                for _k in T.Pipelined(1, num_stages=2):
+                    T.copy(A, a)
+                    T.copy(B, b)
+                    T.gemm(a, b, sums)
+                for i, j in T.Parallel(128, 128):
+                    sums[i, j] += turn
+                T.copy(sums, out)
+                T.copy(out, C[turn * 64, 0])
+
+    rng = np.random.default_rng(6)
+    a, b = random(rng, (128, 64), "float16"), random(rng, (64, 128), "float16")
+    c = np.zeros((192, 128), np.float16)
+    plan, _ = run(main, FEW, [a, b, c])
+    assert "stored by TMA: out" in plan.explain()
+    assert "its own rows" not in plan.explain()
+    product = a.astype(np.float32) @ b.astype(np.float32)
+    close(c, np.concatenate([product[:64], product + 1]), "float16")
+
+
+def test_both_barriers_of_a_warpgroup_that_stores_its_rows_are_needed():
+    """Each has the number of its warpgroup: the proof of order tells them apart."""
+    func = gemm(640, 256, 128, (128, 128, 64), 2, "float16", "float16", threads=256)
+    target = replace(FEW, shared_per_multiprocessor=60_000)
+    plan, program, source = lower_gpu(func, target)
+    assert OWN in plan.explain()
+    assert source.text.count("tc_bar_sync((") == 2
+    (kernel,) = order_programs(program)
+    assert judge(kernel, ENOUGH) == Verdict((), ())
+    assert {s.text for s in unneeded(kernel, ENOUGH)} == set()

@@ -53,6 +53,7 @@ class Barriers:
         meeting: reductions whose threads meet between their reads and their writes.
         alone: pipelines that one thread runs, with the statements that each of their turns is.
         running: products that run on until threads wait for them; others are over at once.
+        apart: tiles whose accesses are ordered where they stand.
     """
 
     def __init__(
@@ -65,10 +66,11 @@ class Barriers:
         meeting: Container[Stmt] = (),
         alone: Mapping[Stmt, tuple[Stmt, ...]] = MappingProxyType({}),
         running: Container[Stmt] = (),
+        apart: Container[Buffer] = (),
     ) -> None:
         self.launch, self.memory, self.pipelines = launch, memory, pipelines
         self.teams, self.meeting = teams, meeting
-        self.alone, self.running = alone, running
+        self.alone, self.running, self.apart_tiles = alone, running, apart
         self.has_waits = waits(launch.body)
         self.left: list[Touched] = []  # of each loop around: where its turns are left early
         self.under_way = UnderWay()
@@ -477,6 +479,8 @@ class Barriers:
     def _matters(self, buffer: Buffer) -> bool:
         if buffer.arrive_counts is not None:
             return False  # mbarriers order themselves
+        if buffer.root in self.apart_tiles:
+            return False
         return buffer.root in self.memory or buffer.root.scope == "global"
 
 

@@ -24,6 +24,7 @@ from tilecore.inference.gpu.memory import Memory, Needs
 from tilecore.inference.gpu.mfma import plan_mfma
 from tilecore.inference.gpu.options import GpuOptions
 from tilecore.inference.gpu.overlap import with_overlaps
+from tilecore.inference.gpu.own_rows import own_rows
 from tilecore.inference.gpu.owners import annotated
 from tilecore.inference.gpu.pairs import check_pairs, counted_words
 from tilecore.inference.gpu.pipelining import find_pipelines, unawaited_copies
@@ -90,11 +91,13 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
     _check_single_copies(launch, teams, memory, target)
     gemms = with_waits(work.gemms, memory.pipelines)
     meeting = {s for s, n in work.nests.items() if folds_across_warps(n, target.threads_per_warp)}
+    own = own_rows(launch, teams, work.nests, memory.places, memory.stores)
     barriers, ends = Barriers(
         launch, sharing_memory(memory.places) | tensor.memory, memory.pipelines,
         teams, {*memory.loads, *memory.multicasts}, meeting,
         alone=_run_by_one_thread(memory.pipelines, gemms),
         running={s for s, product in gemms.items() if product.kind == "wgmma"},
+        apart=set() if own is None else {own.filled.dst.buffer},
     ).find()  # fmt: skip
     nests = {
         s: n for s, n in work.nests.items() if not isinstance(s, For) or not _meets(s, barriers)
@@ -114,11 +117,12 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
     return GpuLaunchPlan(
         launch=launch, threads=threads, teams=teams, fragments=work.held, shared=memory.places,
         nests=nests, gemms=gemms, pipelines=pipelines,
-        stores=memory.stores, loads=memory.loads, updates=memory.updates,
+        stores=memory.stores if own is None else {**memory.stores, own.stored: own.box},
+        loads=memory.loads, updates=memory.updates,
         multicasts=memory.multicasts, running=running_stores(launch, memory.stores, teams),
         unawaited=unawaited_copies(launch, nests, pipelines.values(), moved, target),
         registers=trade is True, barriers=barriers, ends=ends,
-        tile_bytes=memory.tile_bytes, shared_bytes=memory.bytes,
+        own_rows=own, tile_bytes=memory.tile_bytes, shared_bytes=memory.bytes,
         tensor_tiles=tensor.tiles, transfers=tensor.transfers, tensor_columns=tensor.columns,
         notes=(*notes, *tensor.notes),
     )  # fmt: skip

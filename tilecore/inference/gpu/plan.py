@@ -350,6 +350,27 @@ class Pipeline:
         return self.groups[number] if self.groups else None
 
 
+@dataclass(frozen=True, slots=True)
+class OwnRows:
+    """A shared tile that each warpgroup fills and stores by itself.
+
+    Attributes:
+        filled, stored: the copies of sums to it, and of it to a tensor.
+        rows: of the tile, of a warpgroup.
+        axis, step: of the tensor, along which a warpgroup's part begins so much further.
+        barrier: the named barrier of the first warpgroup; the others have those after it.
+        box: what a warpgroup stores.
+    """
+
+    filled: Copy
+    stored: Copy
+    rows: int
+    axis: int
+    step: int
+    barrier: int
+    box: Box
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuLaunchPlan:
     """Everything decided about one kernel launch.
@@ -366,6 +387,7 @@ class GpuLaunchPlan:
     ``multicasts`` has the copies from tensors to several blocks of a cluster that one block asks
     for. ``running`` has those ``stores`` of which nobody waits for more than that the tile is read:
     before threads meet next or, where the program waits itself, before the kernel ends.
+    ``own_rows`` is the tile of sums that each warpgroup stores by itself.
     """
 
     launch: KernelLaunch
@@ -391,6 +413,7 @@ class GpuLaunchPlan:
     tensor_columns: int = 0
     multicasts: Mapping[Stmt, Box] = field(default_factory=dict)
     running: frozenset[Stmt] = frozenset()
+    own_rows: OwnRows | None = None
 
     @property
     def thread_count(self) -> int:

@@ -33,6 +33,9 @@ def launch_in_words(plan: GpuLaunchPlan) -> str:
     if plan.stores:
         names = ", ".join(s.src.buffer.name for s in plan.stores if isinstance(s, Copy))
         lines.append(f"stored by TMA: {names}")
+    if plan.own_rows is not None:
+        tile = plan.own_rows.stored.src.buffer.name
+        lines.append(f"{tile}: each warpgroup stores its own rows and waits for no other one")
     if plan.updates:
         names = ", ".join(f"{u.there.buffer.name} ({u.op})" for u in plan.updates.values())
         lines.append(f"updated by TMA: {names}")

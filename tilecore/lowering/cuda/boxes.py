@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,15 +12,16 @@ from tvm import tirx as tir
 from tvm.script import tirx as script
 
 import tilecore.lowering.cuda.instructions as ptx
-from tilecore.inference.gpu.plan import Box, BoxUpdate, SharedLayout
-from tilecore.ir.nodes import RUNS_ON, Buffer, Copy, Region
-from tilecore.lowering.cpu.tir import add, index
+from tilecore.inference.gpu.plan import Box, BoxUpdate, OwnRows, SharedLayout
+from tilecore.ir.nodes import RUNS_ON, Buffer, Copy, For, Region
+from tilecore.ir.visitor import walk
+from tilecore.lowering.cpu.tir import add, index, mul, remainder
 from tilecore.lowering.cuda.memory import SharedPlace
 
 if TYPE_CHECKING:
     from tilecore.lowering.cuda.lower import LaunchLowering
 
-WARP = 32
+WARP, WARPGROUP = 32, 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,11 @@ def store_box(owner: LaunchLowering, copy: Copy, box: Box) -> None:
     The barrier before it has made the tile visible; the tile may be written again after the next,
     or where the program has waited.
     """
-    builder = owner.builder
+    builder, own = owner.builder, owner.plan.own_rows
     store = ptx.tma_store(len(box.extents))
+    if own is not None and own.stored is copy:
+        _store_own_rows(owner, own)
+        return
     with builder.when(tir.EQ(index(owner.accessor.thread), index(0))):
         for source, tensor_map, coordinates in boxes_of(owner, box, copy.dst, copy.src):
             builder.evaluate(store.call(tensor_map, source, *coordinates))
@@ -55,6 +59,40 @@ def store_box(owner: LaunchLowering, copy: Copy, box: Box) -> None:
         if copy not in owner.plan.running:
             builder.evaluate(ptx.bulk_wait(0).call())
     owner.meetings.has_stored |= copy in owner.plan.running and RUNS_ON not in copy.annotations
+
+
+def fill_own_rows(owner: LaunchLowering, own: OwnRows, fill: Callable[[], None]) -> None:
+    """Emit the copy of a warpgroup's sums to its rows of a tile, which are no longer read then."""
+    builder = owner.builder
+    if any(s is own.stored for n in walk(owner.launch.body) if isinstance(n, For) for s in walk(n)):
+        with builder.when(_begins_group(owner)):
+            builder.evaluate(ptx.bulk_wait(0, only_reads=True).call())
+        _meet_group(owner, own)
+    fill()
+
+
+def _store_own_rows(owner: LaunchLowering, own: OwnRows) -> None:
+    """Emit the copy of a warpgroup's rows of a tile to a tensor, by its first thread."""
+    builder = owner.builder
+    builder.evaluate(ptx.fence_async(owner.clusters.is_used).call())
+    owner.meetings.has_written = False
+    _meet_group(owner, own)
+    store = ptx.tma_store(len(own.box.extents))
+    part = owner.accessor.warpgroup, own
+    with builder.when(_begins_group(owner)):
+        found = boxes_of(owner, own.box, own.stored.dst, own.stored.src, part)
+        for source, tensor_map, coordinates in found:
+            builder.evaluate(store.call(tensor_map, source, *coordinates))
+        builder.evaluate(ptx.bulk_commit().call())
+
+
+def _begins_group(owner: LaunchLowering) -> Any:
+    return tir.EQ(remainder(index(owner.accessor.thread), WARPGROUP), index(0))
+
+
+def _meet_group(owner: LaunchLowering, own: OwnRows) -> None:
+    number = owner.builder.bind(add(index(owner.accessor.warpgroup), own.barrier))
+    owner.builder.evaluate(ptx.bar_sync().call(number, index(WARPGROUP)))
 
 
 def update_boxes(owner: LaunchLowering, update: BoxUpdate) -> None:
@@ -111,9 +149,13 @@ def _one_thread(owner: LaunchLowering, copy: Copy) -> Iterator[None]:
 
 
 def boxes_of(
-    owner: LaunchLowering, box: Box, there: Region, here: Region
-) -> Iterator[tuple[Any, Any, list[Any]]]:
-    """Yield (pointer into shared memory, tensor map, coordinates) of the boxes of a tile."""
+    owner: LaunchLowering, box: Box, there: Region, here: Region,
+    part: tuple[Any, OwnRows] | None = None,
+) -> Iterator[tuple[Any, Any, list[Any]]]:  # fmt: skip
+    """Yield (pointer into shared memory, tensor map, coordinates) of the boxes of a tile.
+
+    ``part``: the warpgroup whose rows of the tile are meant.
+    """
     builder, accessor = owner.builder, owner.accessor
     place = accessor.places[here.buffer]
     assert isinstance(place, SharedPlace)
@@ -122,6 +164,10 @@ def boxes_of(
     offsets = [accessor.integer(o) for o in there.offsets]
     rows = layout.elements // layout.shape[-1]
     origin = place.offset([accessor.integer(o) for o in here.offsets])
+    if part is not None:
+        number, own = builder.bind(index(part[0])), part[1]
+        offsets[own.axis] = add(offsets[own.axis], mul(number, own.step))
+        origin = add(origin, mul(number, own.rows * box.extents[-1]))
     for panel in range(box.panels):
         pointer = builder.address(place.memory, add(origin, panel * rows * box.extents[-1]))
         at = [*offsets[:-1], add(offsets[-1], panel * box.extents[-1])]

@@ -26,6 +26,7 @@ from tilecore.lowering.cpu.tir import add, index, mul, quotient, typed
 from tilecore.lowering.cuda.access import Accessor
 from tilecore.lowering.cuda.boxes import (
     TensorMap,
+    fill_own_rows,
     load_boxes,
     store_box,
     update_boxes,
@@ -262,9 +263,7 @@ class LaunchLowering:
             case nodes.Parallel() if stmt in self.plan.updates:
                 update_boxes(self, self.plan.updates[stmt])
             case nodes.Copy() | nodes.Fill() | nodes.Parallel() if stmt in self.plan.nests:
-                nest = self.plan.nests[stmt]
-                kind = NestLowering if nest.matrices is None else MatrixMoveLowering
-                kind(self.accessor, nest, self.inner).emit()
+                self._nest(stmt)
             case nodes.Reduce() | nodes.Scan():
                 FoldLowering(
                     self.accessor, self.plan.nests[stmt], self._scratch, self.meetings.sync
@@ -295,6 +294,16 @@ class LaunchLowering:
                 self.meetings.sync_of(scope, stmt)
             case _:
                 self.inner(stmt)
+
+    def _nest(self, stmt: Stmt) -> None:
+        """Emit points that threads share out."""
+        nest, own = self.plan.nests[stmt], self.plan.own_rows
+        kind = NestLowering if nest.matrices is None else MatrixMoveLowering
+        emit = kind(self.accessor, nest, self.inner).emit
+        if own is not None and own.filled is stmt:
+            fill_own_rows(self, own, emit)
+        else:
+            emit()
 
     def _product(self, stmt: nodes.Gemm | nodes.ChunkCopy) -> None:
         """Emit a product, or a copy of factors for one."""

@@ -51,7 +51,7 @@ class Meetings:
             if any(
                 s in self.owner.plan.running and RUNS_ON not in s.annotations
                 for s in walk(stmt)
-                if isinstance(s, nodes.Copy)
+                if isinstance(s, nodes.Copy) and not self._is_of_groups(s)
             ):
                 self.has_stored = self.repeats = True
         elif isinstance(stmt, nodes.ClusterCopy):  # its threads meet when they have written
@@ -61,6 +61,10 @@ class Meetings:
             self.has_written |= before or (has_jump(stmt.body) and self.hidden.by(stmt))
         elif not isinstance(stmt, (nodes.Seq, nodes.If)):  # folds write after they meet
             self.has_written |= self.hidden.by(stmt)
+
+    def _is_of_groups(self, stmt: Stmt) -> bool:
+        own = self.owner.plan.own_rows
+        return own is not None and own.stored is stmt
 
     def sync_arrived(self, pipeline: Pipeline) -> None:
         """Let all threads meet when their own copies of a pipeline have written their tiles.
