@@ -58,6 +58,18 @@ CASES = [
      {"chunk": 64, "block_DV": 64}),
     ("grouped_gemm", {"m": 40, "experts": 70, "n": 64, "k": 72, **F16},
      {"block_M": 16, "block_N": 64, "block_K": 32}),
+    ("conv2d", {"batch": 3, "height": 9, "width": 11, "channels": 24, "filters": 40, "padding": 1,
+                **F16},
+     {"block_N": 64, "block_K": 32}),
+    ("conv2d", {"batch": 1, "height": 20, "width": 11, "channels": 40, "filters": 72, "kernel": 5,
+                "padding": 2, "dilation": 2, **BF16},
+     {"block_M": 256, "block_N": 64, "block_K": 64, "threads": 256}),
+    ("conv2d", {"batch": 2, "height": 12, "width": 9, "channels": 24, "filters": 40, "stride": 2,
+                **F16},
+     {"block_M": 64, "block_N": 64, "block_K": 32}),
+    ("conv2d", {"batch": 4, "height": 7, "width": 14, "channels": 20, "filters": 24, "padding": 1,
+                **F16},
+     {"block_M": 64, "block_N": 32, "block_K": 32}),
 ]  # fmt: skip
 TARGETS = ("sm_80", "h100")
 # Every kernel on both targets, each of its cases on one of them.
