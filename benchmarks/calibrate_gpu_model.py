@@ -93,7 +93,9 @@ def read(paths: Sequence[Path], hardware: HardwareProfile) -> list[Measured]:
     for (kernel, problem), known in sorted(times.items()):
         definition = kernels.get(kernel).on("cuda")
         space = SearchSpace.build(definition, json.loads(problem), hardware)
-        legal = [c for c in known if space.contains(dict(c))]
+        # Of a program that has had a further knob since, nothing is known.
+        legal = [c for c in known if dict(c).keys() == space.values.keys()]
+        legal = [c for c in legal if space.contains(dict(c))]
         if len(legal) > 3:
             columns = space.known(space.table([dict(c) for c in legal]))
             found.append(
