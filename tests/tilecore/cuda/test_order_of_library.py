@@ -74,6 +74,8 @@ SPARE = {
     ("attention_backward 11", "h100"): {FREES},
     ("attention_backward 12", "h100"): {FREES},
     ("conv2d", "h100"): {READ},
+    ("conv2d 17", "h100"): {READ},
+    ("conv2d 18", "h100"): {READ},
     ("decode_attention", "sm_80"): {FOLDS},
     ("decode_attention", "h100"): {FOLDS},
 }

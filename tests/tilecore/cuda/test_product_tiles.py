@@ -146,12 +146,12 @@ def test_instructions_begin_at_panels(columns, threads):
 
 
 def test_tiles_that_views_see_are_read_by_warps():
-    """They lie row by row, which no descriptor means."""
+    """Where rows are others in the view, they lie row by row, which no descriptor means."""
 
     @T.prim_func
     def main(A: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float32")):
         with T.Kernel(1, threads=128):
-            tile = T.alloc_shared((2, 32, 64), "float16")
+            tile = T.alloc_shared((4, 32, 32), "float16")
             seen = T.reshape(tile, (64, 64))
             sums = T.alloc_fragment((64, 64), "float32")
             T.copy(A, seen)

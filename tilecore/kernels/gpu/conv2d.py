@@ -3,7 +3,8 @@
 What a block multiplies are patches of pixels, whose channels at a place of the window are a box of
 the image: rows of it lie in memory as they are, and what is outside of the image is 0. The tensor
 memory accelerator brings such boxes, other GPUs copy their rows asynchronously. Pixels of a stride,
-and channels that are no rows of 16 bytes, are gathered as ``T.im2col`` does.
+channels that are no rows of 16 bytes, and images that patches leave empty are gathered as
+``T.im2col`` does.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from tilecore.kernels.definition import NUM_STAGES, THREADS, Knob, Problem, exte
 
 UNIT = 64  # pixels of a patch, which a tile has one or several of
 LEAST_CHANNELS = 16
+LEAST_FILLED = 0.9  # of the pixels of patches: rows of gathered pixels leave none empty
 CHUNK_BYTES = 16
 Patch = tuple[int, int, int]  # images, rows and columns of one
 
 
-def patch_of(batch: Any, height: Any, width: Any) -> Patch:
+def patch_of(batch: int, height: int, width: int) -> Patch:
     """Return the patch of ``UNIT`` pixels of which outputs leave least empty; square ones first."""
     sizes = [1 << n for n in range(UNIT.bit_length())]
     shapes = [
@@ -32,18 +34,20 @@ def patch_of(batch: Any, height: Any, width: Any) -> Patch:
     ]
 
     def empty(shape: Patch) -> tuple[float, int]:
-        pairs = zip((batch, height, width), shape, strict=True)
-        spent = math.prod(1 if isinstance(n, Expr) else -(-n // p) * p / n for n, p in pairs)
+        spent = 1 / _filled((batch, height, width), shape)
         return spent, (shape[1] + 2) * (shape[2] + 2) * shape[0]  # what a window of 3 reads
 
     return min(shapes, key=empty)
 
 
-def grows_by_images(batch: Any, height: Any, patch: Patch) -> bool:
+def _filled(sizes: tuple[int, int, int], patch: Patch) -> float:
+    """Return the share of the pixels of patches that are pixels of outputs."""
+    return math.prod(n / (-(-n // p) * p) for n, p in zip(sizes, patch, strict=True))
+
+
+def grows_by_images(batch: int, height: int, patch: Patch) -> bool:
     """Return whether a tile of two patches takes them of other images, not of rows below."""
     images, rows, _ = patch
-    if isinstance(batch, Expr) or isinstance(height, Expr):
-        return False
 
     def spent(size: int, step: int) -> float:
         return -(-size // step) * step / size
@@ -56,7 +60,21 @@ def is_boxed(problem: Problem) -> bool:
     """Return whether what a window sees of patches are boxes of the image."""
     channels = int(problem["channels"])
     is_row = channels * DType(problem["dtype"]).itemsize % CHUNK_BYTES == 0
-    return int(problem["stride"]) == 1 and is_row and channels >= LEAST_CHANNELS
+    if int(problem["stride"]) != 1 or not is_row or channels < LEAST_CHANNELS:
+        return False
+    sizes = _outputs(problem)
+    is_known = not any(isinstance(n, Expr) for n in sizes)
+    return is_known and _filled(sizes, patch_of(*sizes)) >= LEAST_FILLED
+
+
+def _outputs(problem: Problem) -> tuple[Any, Any, Any]:
+    """Return the images, rows and columns of the output of a stride of 1."""
+    wide = 2 * int(problem["padding"]) - int(problem["dilation"]) * (int(problem["kernel"]) - 1)
+    return (
+        extent(problem, "batch"),
+        extent(problem, "height") + wide,
+        extent(problem, "width") + wide,
+    )
 
 
 def of_patches(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
@@ -67,7 +85,7 @@ def of_patches(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
             "batch", "height", "width", "channels", "filters", "kernel", "dilation", "padding",
         )
     )  # fmt: skip
-    OH, OW = (size + 2 * P - D * (K - 1) for size in (H, W))
+    _, OH, OW = _outputs(problem)
     dtype, out_dtype = problem["dtype"], problem["out_dtype"]
     block_N, block_K, threads = knobs["block_N"], knobs["block_K"], knobs["threads"]
     images, height, width = patch_of(N, OH, OW)
