@@ -97,7 +97,7 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
         teams, {*memory.loads, *memory.multicasts}, meeting,
         alone=_run_by_one_thread(memory.pipelines, gemms),
         running={s for s, product in gemms.items() if product.kind == "wgmma"},
-        apart=set() if own is None else {own.filled.dst.buffer},
+        apart=set() if own is None else {own.stored.src.buffer},
     ).find()  # fmt: skip
     nests = {
         s: n for s, n in work.nests.items() if not isinstance(s, For) or not _meets(s, barriers)
