@@ -127,7 +127,7 @@ def of_patches(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
 CONV2D_KNOBS = (
     Knob("block_M", 128, {"cuda": (64, 128, 256)}, doc="pixels per block, in patches of 64"),
     Knob("block_N", 128, {"cuda": (32, 64, 128, 256)}, doc="filters per block"),
-    Knob("block_K", 64, {"cuda": (32, 64, 128)}, doc="channels of a step"),
+    Knob("block_K", 32, {"cuda": (32, 64, 128)}, doc="channels of a step"),
     NUM_STAGES,
     THREADS,
 )
