@@ -94,7 +94,8 @@ def numbers_of(value: Operand, env: Env) -> Array:
     found = value(env) if value is not None else None
     if found is None:
         raise FollowsFromData
-    return env[0].of(found)
+    each: Array = env[0].of(found)
+    return each
 
 
 def masks_of(mask: Operand, env: Env) -> list[int]:

@@ -30,12 +30,7 @@ def launch_in_words(plan: GpuLaunchPlan) -> str:
             sums = pipeline.overlap.last.c.buffer.name
             lines.append(f"overlapped: {sums} of an iteration is summed up while the next runs")
     lines += _moved_as_matrices(plan)
-    if plan.stores:
-        names = ", ".join(s.src.buffer.name for s in plan.stores if isinstance(s, Copy))
-        lines.append(f"stored by TMA: {names}")
-    if plan.own_rows is not None:
-        tile = plan.own_rows.stored.src.buffer.name
-        lines.append(f"{tile}: each warpgroup stores its own rows and waits for no other one")
+    lines += _stored(plan)
     if plan.updates:
         names = ", ".join(f"{u.there.buffer.name} ({u.op})" for u in plan.updates.values())
         lines.append(f"updated by TMA: {names}")
@@ -54,6 +49,18 @@ def launch_in_words(plan: GpuLaunchPlan) -> str:
         lines.append(f"factors copied to tensor memory by the unit of products: {names}")
     lines.append(f"barriers: {len(plan.barriers) + len(plan.ends)}")
     return "\n".join([*lines, *plan.notes])
+
+
+def _stored(plan: GpuLaunchPlan) -> list[str]:
+    """Return what boxes are stored, and what warpgroups do by themselves."""
+    found = []
+    if plan.stores:
+        names = ", ".join(s.src.buffer.name for s in plan.stores if isinstance(s, Copy))
+        found.append(f"stored by TMA: {names}")
+    if plan.own_rows is not None:
+        name = plan.own_rows.stored.src.buffer.name
+        found.append(f"{name}: each warpgroup stores its own rows and waits for no other one")
+    return found
 
 
 def product_in_words(plan: GemmPlan) -> str:
