@@ -28,7 +28,14 @@ from tilecore.ir.scaled_gemm import without_factors
 from tilecore.ir.vendor import refuse_cuda_source
 from tilecore.ir.verifier import verify
 from tilecore.ir.visitor import walk
-from tilecore.passes import aligned, panels, persistent, scaled_products, tensor_memory
+from tilecore.passes import (
+    aligned,
+    panels,
+    persistent,
+    scaled_products,
+    spell_halves,
+    tensor_memory,
+)
 from tilecore.passes.pipeline import GPU_PIPELINE, Pass, run_passes
 from tilecore.tile_config import KnobValue
 
@@ -237,7 +244,8 @@ def _passed(
 def passes_for(target: GpuTarget, options: GpuOptions) -> tuple[tuple[str, Pass], ...]:
     """Return the passes of a target, in order."""
     scaled: Pass = functools.partial(scaled_products.run, target=target, options=options)
-    found = [("scaled_products", scaled), *GPU_PIPELINE]
+    halves: Pass = functools.partial(spell_halves.run, target=target)
+    found = [("scaled_products", scaled), ("spell_halves", halves), *GPU_PIPELINE]
     if target.kind == "cuda":
         order: list[tuple[str, Pass]] = [("panels", functools.partial(panels.run, target=target))]
         if target.has_wgmma:

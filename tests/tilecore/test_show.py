@@ -31,12 +31,13 @@ def test_all_stages_at_once(kernel) -> None:
     shown = kernel.show()
     names = [line.split()[2] for line in shown.splitlines() if line.startswith("# --- ")]
     assert names == [
-        "source", "scaled_products", "guard_tiles", "hoist_views", "serialize_threads",
-        "vectorize_threads", "drop_stages", "settle", "guarded_loads", "converting_copies",
+        "source", "scaled_products", "spell_halves", "guard_tiles", "hoist_views",
+        "serialize_threads", "vectorize_threads", "drop_stages", "settle", "guarded_loads",
+        "converting_copies",
         "fold_clear", "live_rows", "split_tiles", "join_blocks", "own_tiles", "repeated_math",
         "rows_in_turn", "few_rows", "inference", "tir",
     ]  # fmt: skip
-    assert shown.count("(unchanged)") == 15
+    assert shown.count("(unchanged)") == 16
 
 
 @pytest.mark.parametrize(
@@ -59,5 +60,5 @@ def test_the_code_of_gpus_has_its_text(target, stage, word) -> None:
 
 
 def test_an_unknown_stage_is_refused(kernel) -> None:
-    with pytest.raises(TypeMismatch, match=r"source, scaled_products, guard_tiles.*found 'ptx'"):
+    with pytest.raises(TypeMismatch, match=r"source, scaled_products, spell_halves.*found 'ptx'"):
         kernel.show("ptx")

@@ -17,6 +17,7 @@ import tvm_ffi
 from tvm import tirx as tir
 from tvm.tirx.build import codegen_build
 
+from tilecore.codegen.halves import join_halves
 from tilecore.device_code import Extent, KernelArgument, KernelEntry
 from tilecore.errors import CompileFailed
 from tilecore.gpu_target import DEFAULT_ARCH, GpuTarget
@@ -89,7 +90,7 @@ def generate(
     _use_own_header()
     device = device_of(target)
     try:
-        code, entries = split(func, device, entry)
+        code, entries = split(func, device, entry, joins=True)
         with device:
             text = CLUSTER_PLACE.sub("", codegen_build(code, device).inspect_source())
     except Exception as error:
@@ -126,8 +127,13 @@ def device_of(target: GpuTarget) -> Any:
     )
 
 
-def split(func: Any, device: Any, entry: str = ENTRY) -> tuple[Any, tuple[KernelEntry, ...]]:
-    """Return (module of kernels with flat indices, their launches) of a PrimFunc."""
+def split(
+    func: Any, device: Any, entry: str = ENTRY, *, joins: bool = False
+) -> tuple[Any, tuple[KernelEntry, ...]]:
+    """Return (module of kernels with flat indices, their launches) of a PrimFunc.
+
+    ``joins``: what CUDA alone has instructions for is joined to them.
+    """
     passes = tir.transform
     first = [passes.BindTarget(device), passes.StmtSimplify()]
     rest = [
@@ -139,6 +145,8 @@ def split(func: Any, device: Any, entry: str = ENTRY) -> tuple[Any, tuple[Kernel
     with device:
         module = tvm.IRModule({entry: func.with_attr("global_symbol", entry)})
         module = tvm.ir.transform.Sequential(first)(module)
+        if joins:
+            module = tvm.IRModule({entry: join_halves(module[entry])})
         if not _wraps_around(module[entry]) or _has_axes(module[entry]):
             rest.insert(0, passes.FlattenBuffer())
         module = tvm.ir.transform.Sequential(rest)(module)

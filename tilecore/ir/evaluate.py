@@ -15,6 +15,7 @@ import numpy as np
 from tilecore.errors import ScopeError
 from tilecore.ir.expr import (
     NUM_THREADS,
+    PAIRED,
     ROUNDED,
     Binary,
     Call,
@@ -26,6 +27,7 @@ from tilecore.ir.expr import (
     Unary,
     Var,
 )
+from tilecore.ir.halves import spelled_out
 from tilecore.ir.packed import reinterpreted
 from tilecore.ir.rounding import rounded
 
@@ -137,6 +139,8 @@ class Evaluator:
 
     def _call(self, expr: Call, mask: Mask) -> Value:
         """Evaluate in at least float32 (16-bit math functions are computed so everywhere)."""
+        if expr.name in PAIRED:
+            return self(spelled_out(expr), mask)
         args = [np.asarray(self(a, mask)) for a in expr.args]
         if expr.name == "reinterpret":
             return reinterpreted(args[0], expr.dtype)[()]

@@ -10,7 +10,7 @@ Grammar (every node carries ``dtype``)::
          | Select(cond, a, b)                    value of a or b; only the chosen side is meaningful
          | Cast(a, dtype)
          | Load(buffer, indices)                 element of a tile or tensor
-         | Call(name, args)                      math function in CALLS, "reinterpret", NUM_THREADS
+         | Call(name, args)                      function in CALLS or PAIRED, "reinterpret", ...
 
 Python operators on an ``Expr`` build expressions: ``a // b`` and ``a % b`` are floor division and
 floor remainder, ``a / b`` is true division on floats. Constants fold at once, with the rounding of
@@ -51,6 +51,8 @@ ROUNDED = {"add_rn": 2, "mul_rn": 2, "fma_rn": 3} | {
     for op, count in (("add", 2), ("mul", 2), ("div", 2), ("fma", 3), ("sqrt", 1))
     for mode in ("rz", "ru", "rd")
 }
+# Arithmetic on two numbers of 16 bits that share a uint32, and its number of arguments.
+PAIRED = {"fma2_bfloat16": 3, "fma2_float16": 3}
 NUM_THREADS = "num_threads"
 CALLS = (
     "exp", "exp2", "exp10", "log", "log2", "log10", "sqrt", "rsqrt", "tanh", "sigmoid", "erf",

@@ -296,6 +296,28 @@ def reinterpret(value: Any, dtype: Any) -> Any:
     return ir.reinterpret(value, DType("uint64" if dtype == "handle" else dtype))
 
 
+def fma_halves(a: ExprLike, b: ExprLike, c: ExprLike, dtype: str) -> Expr:
+    """Return ``a * b + c`` of the two numbers of 16 bits in each of three words (uint32).
+
+    An instruction where a GPU has it, which rounds once; elsewhere sums are float32 before they are
+    rounded.
+
+    Args:
+        a: two factors, the first in the low half.
+        b: two factors.
+        c: two summands.
+        dtype: of the numbers: float16 or bfloat16.
+
+    Raises:
+        TypeMismatch: other numbers (TC202).
+    """
+    name = f"fma2_{dtype}"
+    if name not in ir.PAIRED:
+        raise TypeMismatch(expected="T.fma_halves of float16 or bfloat16", found=dtype)
+    words = tuple(ir.cast(ir.as_expr(v), DType("uint32")) for v in (a, b, c))
+    return ir.Call(name, words, DType("uint32"))
+
+
 def infinity(dtype: Any = "float32") -> Const:
     """Return positive infinity of a float type.
 

@@ -27,6 +27,7 @@ from tilecore.passes import (
     repeated_math,
     rows_in_turn,
     settle,
+    spell_halves,
     split_tiles,
     stage_outputs,
     stages,
@@ -39,6 +40,7 @@ from tilecore.target import Target
 Pass = Callable[[PrimFunc], PrimFunc]
 PIPELINE: tuple[tuple[str, Pass], ...] = (
     ("scaled_products", without_factors),
+    ("spell_halves", spell_halves.run),
     ("guard_tiles", tile_guards.run),
     ("hoist_views", hoist_views.run),
     ("serialize_threads", threads.run),

@@ -110,6 +110,7 @@ def catalog():
         *(I.pack(t) for t in HALVES), I.round_tfloat32(), I.extend_nibbles(),
         *(I.approximate(f) for f in ("exp2", "log2", "reciprocal", "rsqrt", "sqrt", "sin", "cos",
                                      "tanh")),
+        *(I.fma_halves(t) for t in HALVES), I.masked_or(), I.pack_halves(),
         *(I.rounded(name, t) for name in ROUNDED for t in ("float32", "float64")),
     ]  # fmt: skip
     return {i.name: i for i in made}

@@ -17,6 +17,7 @@ from tilecore.ir.expr import (
     COMPARISONS,
     INT32,
     LOGICAL,
+    PAIRED,
     ROUNDED,
     UNARY_OPS,
     Binary,
@@ -39,7 +40,13 @@ ARITY: Mapping[str, int] = {
 }  # fmt: skip
 HINTS = ("swizzle", "layout", "registers", "wait_stores", "wait_products")
 WORDS = ("var", "const", "load", "cast", "reinterpret", "call", *ARITY)
-ARGUMENTS: Mapping[str, int] = {**dict.fromkeys(CALLS, 1), "atan2": 2, "fmod": 2, **ROUNDED}
+ARGUMENTS: Mapping[str, int] = {
+    **dict.fromkeys(CALLS, 1),
+    "atan2": 2,
+    "fmod": 2,
+    **ROUNDED,
+    **PAIRED,
+}
 BOOL, FLOAT32 = DType("bool"), DType("float32")
 
 
@@ -105,6 +112,9 @@ def called(name: Any, args: Sequence[Expr]) -> Expr | Fault:
     if len(args) != ARGUMENTS[name]:
         return f"{ARGUMENTS[name]} argument(s) of {name}", str(len(args))
     dtype = args[0].dtype
+    if name in PAIRED:
+        fits = all(a.dtype == "uint32" for a in args)
+        return Call(name, tuple(args), dtype) if fits else (f"uint32 for {name}", _types(args))
     fits = dtype.is_float or (name == "abs" and dtype != BOOL)
     if not fits or any(a.dtype != dtype for a in args):
         return f"floats of one type for {name}", _types(args)

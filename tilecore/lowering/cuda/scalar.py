@@ -18,11 +18,24 @@ import tvm_ffi
 from tvm import tirx as tir
 
 from tilecore.ir.dtype import DType
-from tilecore.ir.expr import ROUNDED, Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var
+from tilecore.ir.expr import (
+    PAIRED,
+    ROUNDED,
+    Binary,
+    Call,
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Select,
+    Unary,
+    Var,
+)
+from tilecore.ir.halves import element_of
 from tilecore.lowering.cpu import float8
 from tilecore.lowering.cpu.tir import index
 from tilecore.lowering.cuda.instructions.base import C_TYPES, Instruction
-from tilecore.lowering.cuda.instructions.math import rounded
+from tilecore.lowering.cuda.instructions.math import fma_halves, rounded
 from tilecore.lowering.cuda.integers import converted, hidden, literal, wrapped
 from tilecore.lowering.cuda.narrow import narrow, widen
 
@@ -287,6 +300,8 @@ def _call(expr: Call, args: list[Any]) -> Any:
         return from_memory(_reinterpreted(expr, args[0]), expr.dtype)
     if expr.name in ROUNDED:
         return rounded(expr.name, kind).call(*args)
+    if expr.name in PAIRED:
+        return fma_halves(str(element_of(expr.name))).call(*args)
     if expr.name == "sigmoid":
         one = constant(1, kind)
         return one / (one + function("exp", [constant(0, kind) - args[0]], kind))

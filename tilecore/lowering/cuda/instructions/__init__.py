@@ -44,9 +44,15 @@ from tilecore.lowering.cuda.instructions.base import Instruction
 from tilecore.lowering.cuda.instructions.convert import (
     extend_nibbles,
     pack,
+    pack_halves,
     round_tfloat32,
 )
-from tilecore.lowering.cuda.instructions.math import approximate, rounded
+from tilecore.lowering.cuda.instructions.math import (
+    approximate,
+    fma_halves,
+    masked_or,
+    rounded,
+)
 from tilecore.lowering.cuda.instructions.matrix import (
     MmaShape,
     ldmatrix,
@@ -105,8 +111,9 @@ __all__ = [
     "bulk_load", "bulk_store", "bulk_wait", "clock", "cluster_address", "cluster_arrive",
     "cluster_load", "cluster_rank", "cluster_wait", "converge_warp", "cp_async",
     "cp_async_arrive", "cp_async_commit", "cp_async_wait", "descriptor", "elect",
-    "extend_nibbles", "fence_async", "fence_barrier_init", "k_extent", "ldmatrix",
-    "load_ordered", "mma", "mma_scaled", "mma_shape", "pack", "round_tfloat32", "rounded",
+    "extend_nibbles", "fence_async", "fence_barrier_init", "fma_halves", "k_extent",
+    "ldmatrix", "load_ordered", "masked_or", "mma", "mma_scaled", "mma_shape", "pack",
+    "pack_halves", "round_tfloat32", "rounded",
     "set_registers", "shuffle", "shuffle_masked", "stmatrix", "sync_threads", "sync_warp",
     "tensor_allocate", "tensor_commit", "tensor_copy", "tensor_descriptor", "tensor_fence",
     "tensor_free", "tensor_keep", "tensor_load", "tensor_mma", "tensor_mma_scaled",

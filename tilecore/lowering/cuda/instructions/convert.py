@@ -47,3 +47,9 @@ def extend_nibbles() -> Instruction:
     body = """unsigned x = *(const unsigned*)s;
 *(unsigned*)d = x + (x & 0x08080808u) * 30u;"""  # 8 * 30 = 0xf0: the upper half of a negative one
     return Instruction("tc_extend_nibbles", "void* d, const void* s", body)
+
+
+@functools.cache
+def pack_halves() -> Instruction:
+    """Return ``(void* dst, uint32 word)``: two registers of 16 bits are set to those of a word."""
+    return Instruction("tc_pack_halves", "void* dst, unsigned word", "*(unsigned*)dst = word;")

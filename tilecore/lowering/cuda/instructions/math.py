@@ -19,6 +19,8 @@ APPROXIMATE = {
     "cos": ("cos.approx.ftz.f32", "cosf(x)", "sm_70"),
     "tanh": ("tanh.approx.f32", "tanhf(x)", "sm_75"),
 }
+PAIRS = {"float16": ("half2", "cuda_fp16.h", "sm_70"),
+         "bfloat16": ("nv_bfloat162", "cuda_bf16.h", "sm_80")}  # fmt: skip
 
 
 @functools.cache
@@ -50,4 +52,33 @@ def rounded(name: str, dtype: str) -> Instruction:
     return Instruction(
         f"tc_rounded_{op}_{mode}_{dtype}", ", ".join(f"{ctype} {n}" for n in names),
         f"return {function}({given});", f"return emu::rounded_{op}(emu::{mode}, {given});", dtype,
+    )  # fmt: skip
+
+
+@functools.cache
+def fma_halves(dtype: str) -> Instruction:
+    """Return ``uint32 (uint32 a, uint32 b, uint32 c)``: a * b + c of two numbers at once."""
+    pair, header, arch = PAIRS[dtype]
+    values = ", ".join(f"*({pair}*)&{n}" for n in "abc")
+    return Instruction(
+        f"tc_fma2_{dtype}", "unsigned a, unsigned b, unsigned c",
+        f"{pair} made = __hfma2({values});\nreturn *(unsigned*)&made;", returns="uint32",
+        headers=(header,), arch=arch,
+    )  # fmt: skip
+
+
+@functools.cache
+def masked_or() -> Instruction:
+    """Return ``uint32 (uint32 x, uint32 mask, uint32 bits)``: ``x & mask | bits``.
+
+    One instruction, which ptxas makes of two operations only if no more than one of their constants
+    is a literal. Source: PTX ISA 9.0, section 9.7.8.6, lop3: the table of (a & b) | c is 0xea.
+    """
+    text = asm(
+        "lop3.b32 %0, %1, %2, %3, 0xea;", ['"=r"(y)'], ['"r"(x)', '"r"(mask)', '"r"(bits)'],
+        is_volatile=False, touches_memory=False,
+    )  # fmt: skip
+    return Instruction(
+        "tc_masked_or", "unsigned x, unsigned mask, unsigned bits",
+        f"unsigned y;\n{text}\nreturn y;", "return (x & mask) | bits;", "uint32",
     )  # fmt: skip
