@@ -36,6 +36,13 @@ if TYPE_CHECKING:
 WARP = 32
 
 
+def statements_of(pipeline: Pipeline) -> tuple[Stmt, ...]:
+    """Return the statements of an iteration but the copies that run ahead."""
+    body = pipeline.loop.body
+    stmts = body.stmts if isinstance(body, nodes.Seq) else (body,)
+    return tuple(s for s in stmts if s not in pipeline.copies)
+
+
 class AsyncPipeline:
     """A loop whose tiles all threads copy, ``stages - 1`` iterations ahead."""
 
@@ -97,20 +104,51 @@ class BoxPipelines:
                 for kind in ("full", "empty"):
                     self.barriers[id(copy), kind] = place
                     place += pipeline.stages
+        self.together = {
+            id(copy): tuple(copies)
+            for pipeline in pipelines for copies in self._sets(pipeline) for copy in copies
+        }  # fmt: skip
+        self.sizes = {
+            id(copy): math.prod(box.extents) * box.panels * copy.dst.dtype.itemsize
+            for p in pipelines for copy, box in zip(p.copies, p.boxes, strict=True)
+        }  # fmt: skip
         self.rings: dict[int, Ring] = {}
         self.met = -1  # statements emitted when the lanes of a warp met last
 
     def barrier(self, copy: Copy, kind: str, stage: Any) -> Any:
         """Return a pointer to a barrier."""
-        view = self.owner.view("uint64")
-        return self.builder.address(view, add(self.barriers[id(copy), kind], stage))
+        view, first = self.owner.view("uint64"), self.together[id(copy)][0]
+        return self.builder.address(view, add(self.barriers[id(first), kind], stage))
+
+    def is_first(self, copy: Copy) -> bool:
+        """Return whether a tile is the first of those that share its barriers."""
+        return self.together[id(copy)][0] is copy
+
+    def _sets(self, pipeline: Pipeline) -> list[list[Copy]]:
+        """Return the copies of tiles that are first read and freed together.
+
+        They have the barriers of the first of them: what is waited for and told once instead of
+        tile by tile is most of what a short iteration does beside its work.
+        """
+        owner, stmts = self.owner, statements_of(pipeline)
+        used = [{b.root for b in buffers_of(s)} for s in stmts]
+        found: dict[Any, list[Copy]] = {}
+        for copy in pipeline.copies:
+            at = [n for n, tiles in enumerate(used) if copy.dst.buffer in tiles]
+            is_alone = (
+                not at or pipeline.overlap is not None or pipeline.group(copy) is not None
+                or only_product(pipeline, owner.plan.gemms) is not None
+                or frees_by_commit(owner, pipeline, copy)
+            )  # fmt: skip
+            found.setdefault(id(copy) if is_alone else (at[0], at[-1]), []).append(copy)
+        return list(found.values())
 
     def init(self) -> None:
         """Emit what makes memory barriers: by one thread, seen by all."""
         builder = self.builder
         with builder.when(tir.EQ(index(self.accessor.thread), index(0))):
             for pipeline in self.owner.plan.pipelines.values():
-                for copy in pipeline.copies:
+                for copy in filter(self.is_first, pipeline.copies):
                     for stage in range(pipeline.stages):
                         readers = 1 if frees_by_commit(self.owner, pipeline, copy) else None
                         readers = readers or self.threads // WARP
@@ -193,15 +231,17 @@ class BoxPipelines:
                     group = pipeline.group(copy)
                     empty = self.barrier(copy, "empty", stage)
                     with builder.at(copy.span):
-                        builder.evaluate(ptx.barrier_wait().call(empty, index(1) - parity))
+                        if self.is_first(copy):
+                            builder.evaluate(ptx.barrier_wait().call(empty, index(1) - parity))
                         self._load(copy, box, self.barrier(copy, "full", stage), group)
             self.next_turn(pipeline)
         use_stage(self.owner, pipeline.copies, 0)
 
     def _load(self, copy: Copy, box: Box, full: Any, group: Group | None) -> None:
         """Emit the boxes of one tile, by the first block of those that get the same."""
-        size = math.prod(box.extents) * box.panels * copy.dst.dtype.itemsize
-        self.builder.evaluate(ptx.barrier_expect().call(full, index(size)))
+        if self.is_first(copy):
+            size = sum(self.sizes[id(c)] for c in self.together[id(copy)])
+            self.builder.evaluate(ptx.barrier_expect().call(full, index(size)))
         load = ptx.tma_load(
             len(box.extents), multicast=group is not None,
             stays=not self.owner.target.tma_reaches_cluster,
@@ -274,9 +314,7 @@ class BoxPipelines:
 
     def _iteration(self, pipeline: Pipeline, stage: Any, parity: Any) -> None:
         """Emit an iteration: each tile is waited for before its first use, freed after its last."""
-        body = pipeline.loop.body
-        stmts = body.stmts if isinstance(body, nodes.Seq) else (body,)
-        stmts = tuple(s for s in stmts if s not in pipeline.copies)
+        stmts = statements_of(pipeline)
         used = [{b.root for b in buffers_of(s)} for s in stmts]
         for position, stmt in enumerate(stmts):
             for copy in pipeline.copies:
@@ -296,8 +334,9 @@ class BoxPipelines:
 
     def wait_full(self, copy: Copy, stage: Any, parity: Any) -> None:
         """Emit the wait for a tile's bytes."""
-        full = self.barrier(copy, "full", stage)
-        self.builder.evaluate(ptx.barrier_wait().call(full, index(parity)))
+        if self.is_first(copy):
+            full = self.barrier(copy, "full", stage)
+            self.builder.evaluate(ptx.barrier_wait().call(full, index(parity)))
 
     def free_after(self, pipeline: Pipeline, copy: Copy, stage: Any) -> None:
         """Emit what frees a tile after its last use in an iteration; products complete first."""
@@ -305,9 +344,10 @@ class BoxPipelines:
             assert self.owner.tensor is not None
             with self.owner.tensor.issuer():
                 self.commit(pipeline, copy, stage)
-        else:
+        elif self.is_first(copy):
             free = functools.partial(self._free, pipeline, copy, stage)
-            self.owner.running.when_read(copy.dst.buffer, free)
+            tiles = [c.dst.buffer for c in self.together[id(copy)]]
+            self.owner.running.when_read(tiles, free)
 
     def commit(self, pipeline: Pipeline, copy: Copy, stage: Any) -> None:
         """Emit what frees a tile when the products so far of this thread are complete."""
@@ -326,8 +366,8 @@ class BoxPipelines:
         waited. Tiles that are freed together need that once.
         """
         builder, group = self.builder, pipeline.group(copy)
-        is_met = self.met == builder.count
-        if not is_met and not self._is_for_products(pipeline, copy):
+        is_met, copies = self.met == builder.count, self.together[id(copy)]
+        if not is_met and not all(self._is_for_products(pipeline, c) for c in copies):
             if pipeline.boxes:
                 builder.evaluate(ptx.fence_async(self.owner.clusters.is_used).call())
             builder.evaluate(ptx.sync_warp().call())
@@ -382,7 +422,7 @@ class BoxPipelines:
         self.builder.evaluate(ptx.wgmma_wait(1).call())
         last, _ = self.rings[id(pipeline.loop)].before(stage, parity)
         with self.builder.when(tir.GT(index(turn), index(0))):
-            for copy in pipeline.copies:
+            for copy in filter(self.is_first, pipeline.copies):
                 self._free(pipeline, copy, last)
 
     def _finish(self, pipeline: Pipeline, product: Gemm, trips: Any) -> None:
@@ -395,5 +435,5 @@ class BoxPipelines:
             ring = self.rings[id(pipeline.loop)]
             stage, _ = ring.before(*ring.place())
             with builder.when(tir.GT(index(trips), index(0))):
-                for copy in pipeline.copies:
+                for copy in filter(self.is_first, pipeline.copies):
                     self._free(pipeline, copy, stage)

@@ -10,7 +10,7 @@ products that the program itself waits for (``T.wgmma_gemm``) run on across all 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -122,10 +122,12 @@ class RunningProducts:
         elif any(r.then for r in self.older):
             self.wait(len(self.groups))
 
-    def when_read(self, tile: Buffer, emit: Callable[[], None]) -> None:
-        """Emit something once no product under way reads a tile any more."""
+    def when_read(self, tiles: Sequence[Buffer], emit: Callable[[], None]) -> None:
+        """Emit something once no product under way reads one of these tiles any more."""
         under_way = [*self.older, *self.groups]
-        readers = [r for r in under_way if tile in (r.stmt.a.buffer.root, r.stmt.b.buffer.root)]
+        readers = [
+            r for r in under_way if {r.stmt.a.buffer.root, r.stmt.b.buffer.root} & set(tiles)
+        ]
         if readers:
             readers[-1].then.append(emit)
         else:
