@@ -254,11 +254,13 @@ def test_as_many_experts_as_models_have():
 
 
 def test_knobs_without_use_for_a_problem_have_one_value():
-    few, many = (
-        library_space("dequant_gemm", "h100", m=m, n=4096, k=4096, zeros=False) for m in (2, 512)
-    )
-    assert [len(few.values[knob]) for knob in ("block_M", "splits")] == [1, 5]
-    assert [len(many.values[knob]) for knob in ("block_M", "splits")] == [5, 1]
+    for form, values in (("nf4", [1, 5]), ("int4", [6, 5])):  # int4: products of few rows, too
+        few, many = (
+            library_space("dequant_gemm", "h100", m=m, n=4096, k=4096, zeros=False, format=form)
+            for m in (2, 512)
+        )
+        assert [len(few.values[knob]) for knob in ("block_M", "splits")] == values
+        assert [len(many.values[knob]) for knob in ("block_M", "splits")] == [6, 1]
 
 
 def test_a_kernel_has_another_program_and_other_knobs_on_gpus():

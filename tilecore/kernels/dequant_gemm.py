@@ -1,6 +1,7 @@
 """GEMM with narrow weights: C = A @ W, W[k, n] = table[code[k, n]] * scale[g, n] + zero[g, n].
 
-The table has the 16 values that a code can mean: whole numbers (int4), NF4, or 4-bit floats (fp4).
+The table has the 16 values that a code can mean: whole numbers (int4; on GPUs any progression whose
+values and steps bfloat16 has), NF4, or 4-bit floats (fp4).
 Groups of ``group`` neighbours along K share a scale and a zero, as in torch's
 ``_weight_int4pack_mm_for_cpu``. ``pack_codes`` gives the layout of the weights: int32 words
 [N / 64, K / 8, 64] (a block of columns reads one stream), in which element k lies at bit
