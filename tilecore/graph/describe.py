@@ -8,7 +8,19 @@ from dataclasses import dataclass
 from tilecore.graph.closed_form import ceildiv, free_vars, minimum, product, substitute
 from tilecore.graph.nodes import Work
 from tilecore.ir.dtype import DType
-from tilecore.ir.expr import Binary, Call, Expr, Load, Unary, Var, binary, const, int_value
+from tilecore.ir.expr import (
+    BITWISE,
+    PAIRED,
+    Binary,
+    Call,
+    Expr,
+    Load,
+    Unary,
+    Var,
+    binary,
+    const,
+    int_value,
+)
 from tilecore.ir.nodes import (
     Atomic,
     Buffer,
@@ -109,9 +121,12 @@ def _describe_nest(
 
 
 def _unit(e: Expr) -> str | None:
+    """Return the unit that computes a node; whole numbers are mostly places, but for their bits."""
     if isinstance(e, Call):
-        return "special"
-    return "elementwise" if isinstance(e, (Binary, Unary)) and e.dtype.is_float else None
+        paired = "elementwise" if e.name in PAIRED else "special"
+        return None if e.name == "reinterpret" else paired
+    is_value = isinstance(e, (Binary, Unary)) and (e.dtype.is_float or e.op in BITWISE)
+    return "elementwise" if is_value else None
 
 
 def _scalar_stmts(stmt: Stmt, factor: Expr) -> list[tuple[Stmt, Expr]]:
