@@ -127,6 +127,7 @@ def programs(
 def _latent(
     problem: Mapping[str, Any], count: int
 ) -> Iterator[tuple[str, dict[str, Any], Any]]:  # fmt: skip
+    import gpu_peers_mla
     from gpu_peers_programs import mla_decode
 
     few = 1 if int(problem["batch"]) >= 64 else 4  # two blocks a query: half of 128 fill the device
@@ -139,6 +140,11 @@ def _latent(
             "threads": 256, "through_shared": through_shared,
         }  # fmt: skip
         yield "tilecore", config, mla_decode(*sizes, **config)
+    yield (
+        "tilecore",
+        {"splits": few, "tiles": "pairs"},
+        gpu_peers_mla.mla_decode(*sizes, splits=few),
+    )
 
 
 def _products_of_any_size(

@@ -12,7 +12,7 @@ LOG2_E = 1.4426950408889634
 
 
 @T.macro
-def _combine(parts: Any, lse: Any, out: Any) -> None:
+def combine(parts: Any, lse: Any, out: Any) -> None:
     """Add up the parts of all splits by their shares of the sum of weights."""
     batch, splits, heads, dim = parts.shape
     with T.Kernel(heads, batch, threads=128) as (by, bz):
@@ -93,7 +93,7 @@ def mla_decode(
                 T.copy(out, parts[bz, by, bx * BH, 0])
                 T.copy(total, lse[bz, by, bx * BH])
         if splits > 1:
-            _combine(parts, lse, Out)
+            combine(parts, lse, Out)
 
     return mla_decode
 
