@@ -146,3 +146,86 @@ def test_what_is_read_again_is_stored_before():
     b, c = np.zeros_like(a), np.zeros((64, 64), np.float32)
     run_emulated(func, "h100", [a, b, c], ALL_SCHEDULES)
     np.testing.assert_array_equal(c, a[:64] + 1)
+
+
+def added_in_turn(tiles):
+    """Each of two blocks adds one tile after another to a tensor."""
+    BM, BN = 32, 64
+
+    @T.prim_func
+    def main(A: T.Tensor((tiles * BM, BN), "float32"), B: T.Tensor((tiles * BM, BN), "float32")):
+        with T.Kernel(2, threads=128):
+            tile = T.alloc_shared((BM, BN), "float32")
+            part = T.alloc_fragment((BM, BN), "float32")
+            for w in T.serial(tiles):
+                T.copy(A[w * BM, 0], part)
+                T.copy(part, tile)
+                for i, j in T.Parallel(BM, BN):
+                    T.atomic_add(B[w * BM + i, j], tile[i, j])
+
+    return main
+
+
+@pytest.mark.few(1)
+def test_an_update_of_a_loop_is_waited_for_where_its_tile_is_needed_again():
+    func = added_in_turn(3)
+    a = np.random.default_rng(6).integers(-9, 9, (96, 64)).astype(np.float32)
+    b = np.zeros_like(a)
+    plan = run_emulated(func, "h100", [a, b], ALL_SCHEDULES)
+    np.testing.assert_array_equal(b, 2 * a)
+    (launch,) = plan.launches.values()
+    assert launch.running == launch.updates.keys()
+    assert len(launch.updates) == 1
+    kernel = lowered(func, "h100")[2].text.rpartition('extern "C"')[2]
+    update = kernel.index("tc_tma_add")
+    assert kernel.index("tc_bulk_wait_read_0();") < update  # before the tile is written
+    assert "tc_bulk_wait_0();" not in kernel  # the order of additions does not matter
+    with pytest.raises(EmulationError, match=r"race|still read|leaves"):
+        run_emulated(
+            func, "h100", [a, b], ALL_SCHEDULES, without="tc_bulk_wait_read_0();", is_ordered=False
+        )
+
+
+@pytest.mark.few(1)
+def test_an_update_of_what_the_block_also_stores_is_waited_for():
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float32"), B: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            tile = T.alloc_shared((64, 64), "float32")
+            T.copy(A, tile)
+            for i, j in T.Parallel(64, 64):
+                B[i, j] = 1.0
+            T.atomic_add(B, tile)
+
+    (launch,) = lowered(main, "h100")[0].launches.values()
+    assert launch.updates
+    assert not launch.running
+
+
+@pytest.mark.few(1)
+def test_a_barrier_waits_for_copies_since_the_last_one():
+    @T.prim_func
+    def main(
+        A: T.Tensor((64, 64), "float32"), B: T.Tensor((64, 64), "float32"),
+        C: T.Tensor((640, 64), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=128):
+            tile, other = (T.alloc_shared((64, 64), "float32") for _ in range(2))
+            T.copy(A, tile)
+            for k in T.serial(10):
+                for i, j in T.Parallel(64, 64):
+                    other[i, j] = tile[j, i] + k
+                for i, j in T.Parallel(64, 64):
+                    C[k * 64 + i, j] = other[j, i]
+            T.copy(B, tile)
+            for i, j in T.Parallel(64, 64):
+                C[i, j] = tile[j, i]
+
+    a, b = arguments(64, 64)
+    b[:] = a * 3
+    c = np.zeros((640, 64), np.float32)
+    run_emulated(main, "sm_80", [a, b, c], ALL_SCHEDULES)
+    np.testing.assert_array_equal(c[64:128], a + 1)
+    np.testing.assert_array_equal(c[:64], b.T)
+    kernel = lowered(main, "sm_80")[2].text.rpartition('extern "C"')[2]
+    assert kernel.count("tc_sync_threads") > kernel.count("tc_cp_async_wait_0") == 2

@@ -14,7 +14,14 @@ from dataclasses import replace
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.groups import group_of
 from tilecore.inference.gpu.loops import divisor
-from tilecore.inference.gpu.plan import BOX_ALIGNMENT, CHUNK_BYTES, Box, Pipeline, SharedLayout
+from tilecore.inference.gpu.plan import (
+    BOX_ALIGNMENT,
+    CHUNK_BYTES,
+    Box,
+    BoxUpdate,
+    Pipeline,
+    SharedLayout,
+)
 from tilecore.inference.gpu.registers import PRODUCER_THREADS
 from tilecore.inference.gpu.signs import Signs
 from tilecore.inference.gpu.teams import Teams
@@ -95,33 +102,37 @@ def stores_of(
 
 
 def running_stores(
-    launch: KernelLaunch, stores: Mapping[Stmt, Box], teams: Teams
+    launch: KernelLaunch,
+    stores: Mapping[Stmt, Box],
+    updates: Mapping[Stmt, BoxUpdate],
+    teams: Teams,
 ) -> frozenset[Stmt]:
-    """Return the stores that may run on: the program waits, or nothing needs them soon.
+    """Return the stores and updates that may run on: the program waits, or nothing needs them soon.
 
     Stores are in no order. One that happens once, to a tensor that nothing else of the launch
     writes, need not be complete before the kernel ends. In a loop that is waited for where the
     threads meet next, if tiles are all that the launch writes and nothing reads them again. Roles
-    may not tell each other of tiles.
+    may not tell each other of tiles. So it is with updates, whose order does not matter.
     """
     repeated = {s for n in walk(launch.body) if isinstance(n, (For, nodes.While)) for s in walk(n)}
     written = [b.root for s in walk(launch.body) for b in writes(s)]
     targets = {s.dst.buffer.root for s in stores if isinstance(s, Copy)}
+    targets |= {u.there.buffer.root for u in updates.values()}
     is_all = all(b in targets for b in written if b.scope == "global")
     read = {b.root for b in read_buffers(launch.body)}
-    return frozenset(
-        s
-        for s in stores
-        if isinstance(s, Copy)
-        and (
-            RUNS_ON in s.annotations
-            or (
-                written.count(s.dst.buffer.root) == 1
-                and teams.team(s) == teams.whole
-                and (s not in repeated or (is_all and s.dst.buffer.root not in read))
-            )
-        )
-    )
+    told = {s for s in stores if isinstance(s, Copy) and RUNS_ON in s.annotations}
+    found = set[Stmt]()
+    for stmt in stores:
+        if isinstance(stmt, Copy) and written.count(stmt.dst.buffer.root) == 1:
+            is_needed = stmt.dst.buffer.root in read
+            if stmt not in repeated or (is_all and not is_needed):
+                found.add(stmt)
+    for stmt, update in updates.items():
+        tensor = update.there.buffer.root
+        alike = [u for u in updates.values() if u.there.buffer.root is tensor and u.op == update.op]
+        if written.count(tensor) == len(alike) and (stmt not in repeated or is_all):
+            found.add(stmt)
+    return frozenset(told | {s for s in found if teams.team(s) == teams.whole})
 
 
 def loads_of(launch: KernelLaunch, layouts: Mapping[Buffer, SharedLayout]) -> dict[Stmt, Box]:

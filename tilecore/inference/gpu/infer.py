@@ -91,7 +91,7 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
     _check_single_copies(launch, teams, memory, target)
     gemms = with_waits(work.gemms, memory.pipelines)
     meeting = {s for s, n in work.nests.items() if folds_across_warps(n, target.threads_per_warp)}
-    own = own_rows(launch, teams, work.nests, memory.places, memory.stores)
+    own = own_rows(launch, teams, work.nests, memory.places, memory.stores, memory.updates)
     barriers, ends = Barriers(
         launch, sharing_memory(memory.places) | tensor.memory, memory.pipelines,
         teams, {*memory.loads, *memory.multicasts}, meeting,
@@ -118,8 +118,8 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
         launch=launch, threads=threads, teams=teams, fragments=work.held, shared=memory.places,
         nests=nests, gemms=gemms, pipelines=pipelines,
         stores=memory.stores if own is None else {**memory.stores, own.stored: own.box},
-        loads=memory.loads, updates=memory.updates,
-        multicasts=memory.multicasts, running=running_stores(launch, memory.stores, teams),
+        loads=memory.loads, updates=memory.updates, multicasts=memory.multicasts,
+        running=running_stores(launch, memory.stores, memory.updates, teams),
         unawaited=unawaited_copies(launch, nests, pipelines.values(), moved, target),
         registers=trade is True, barriers=barriers, ends=ends,
         own_rows=own, tile_bytes=memory.tile_bytes, shared_bytes=memory.bytes,

@@ -28,6 +28,7 @@ BEFORE = 2  # named barriers: of the block, of the threads that compute
 def own_rows(
     launch: KernelLaunch, teams: Teams, nests: Mapping[Stmt, NestPlan],
     places: Mapping[Buffer, SharedLayout], stores: Mapping[Stmt, Box],
+    updates: Mapping[Stmt, BoxUpdate],
 ) -> OwnRows | None:  # fmt: skip
     """Return the tile of a launch that warpgroups store by themselves, if there is one."""
     groups, rest = divmod(teams.whole.count, WARPGROUP)
@@ -39,7 +40,7 @@ def own_rows(
     inside = {s for n in stmts if isinstance(n, (nodes.For, nodes.While)) for s in walk(n)}
     if any(isinstance(s, nodes.Annotate) and s.key == RESIDENT for s in stmts):
         inside.clear()
-    found = running_stores(launch, stores, teams) - inside
+    found = running_stores(launch, stores, updates, teams) - inside
     memory = sharing_memory(places)
     for filled, stored in _pairs(stmts):
         if stored not in found or not _is_alone(filled, stored, stmts, memory):

@@ -385,9 +385,9 @@ class GpuLaunchPlan:
     hand registers to each other where the program says so. ``tensor_tiles`` and
     ``transfers`` are what lies in tensor memory, of which a block has ``tensor_columns``.
     ``multicasts`` has the copies from tensors to several blocks of a cluster that one block asks
-    for. ``running`` has those ``stores`` of which nobody waits for more than that the tile is read:
-    before threads meet next or, where the program waits itself, before the kernel ends.
-    ``own_rows`` is the tile of sums that each warpgroup stores by itself.
+    for. ``running`` has those ``stores`` and ``updates`` of which nobody waits for more than that
+    the tile is read: before threads meet next or, where the program waits itself, before the kernel
+    ends. ``own_rows`` is the tile of sums that each warpgroup stores by itself.
     """
 
     launch: KernelLaunch

@@ -13,7 +13,7 @@ from tilecore.inference.gpu.signs import Signs
 from tilecore.ir.analysis import reads
 from tilecore.ir.bounds import linear
 from tilecore.ir.expr import Expr, Load, Var, const
-from tilecore.ir.nodes import Atomic, Buffer, KernelLaunch, Parallel, Region, Stmt
+from tilecore.ir.nodes import Atomic, Buffer, KernelLaunch, Parallel, Region, Seq, Stmt
 from tilecore.ir.visitor import loads, walk, walk_expr
 
 INTEGERS = ("int32", "uint32")
@@ -46,8 +46,14 @@ def updates_of(
 
 def _update(nest: Parallel, layouts: Mapping[Buffer, SharedLayout]) -> BoxUpdate | None:
     """Return a nest as the update of a part of a tensor by a part of a shared tile."""
-    atomic = nest.body
-    if not isinstance(atomic, Atomic) or atomic.prev is not None or not nest.loop_vars:
+    inner = nest.body.stmts if isinstance(nest.body, Seq) else (nest.body,)
+    atomic = inner[0]
+    if (
+        len(inner) > 1
+        or not isinstance(atomic, Atomic)
+        or atomic.prev is not None
+        or not nest.loop_vars
+    ):
         return None
     value, tensor = atomic.value, atomic.buffer
     if not isinstance(value, Load) or value.buffer not in layouts:

@@ -12,8 +12,8 @@ from tvm import tirx as tir
 from tvm.script import tirx as script
 
 import tilecore.lowering.cuda.instructions as ptx
-from tilecore.inference.gpu.plan import Box, BoxUpdate, OwnRows, SharedLayout
-from tilecore.ir.nodes import RUNS_ON, Buffer, Copy, For, Region
+from tilecore.inference.gpu.plan import Box, OwnRows, SharedLayout
+from tilecore.ir.nodes import RUNS_ON, Buffer, Copy, For, Region, Stmt
 from tilecore.ir.visitor import walk
 from tilecore.lowering.cpu.tir import add, index, mul, remainder
 from tilecore.lowering.cuda.memory import SharedPlace
@@ -95,9 +95,12 @@ def _meet_group(owner: LaunchLowering, own: OwnRows) -> None:
     owner.builder.evaluate(ptx.bar_sync().call(number, index(WARPGROUP)))
 
 
-def update_boxes(owner: LaunchLowering, update: BoxUpdate) -> None:
-    """Emit an atomic update of a tensor as boxes of a shared tile, which one thread hands over."""
-    builder = owner.builder
+def update_boxes(owner: LaunchLowering, nest: Stmt) -> None:
+    """Emit an atomic update of a tensor as boxes of a shared tile, which one thread hands over.
+
+    Where nobody waits for it the tile may be written again after the next barrier, as of stores.
+    """
+    builder, update = owner.builder, owner.plan.updates[nest]
     reduce = ptx.tma_reduce(len(update.box.extents), update.op)
     with builder.when(tir.EQ(index(owner.accessor.thread), index(0))):
         for source, tensor_map, coordinates in boxes_of(
@@ -105,7 +108,9 @@ def update_boxes(owner: LaunchLowering, update: BoxUpdate) -> None:
         ):
             builder.evaluate(reduce.call(tensor_map, source, *coordinates))
         builder.evaluate(ptx.bulk_commit().call())
-        builder.evaluate(ptx.bulk_wait(0).call())
+        if nest not in owner.plan.running:
+            builder.evaluate(ptx.bulk_wait(0).call())
+    owner.meetings.has_stored |= nest in owner.plan.running
 
 
 def load_boxes(owner: LaunchLowering, copy: Copy, box: Box) -> None:

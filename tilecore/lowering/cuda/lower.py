@@ -260,8 +260,9 @@ class LaunchLowering:
                 self.builder.evaluate(ptx.set_registers(count, grows=grows).call())
             case nodes.Copy() if stmt in self.plan.unawaited:
                 AsyncCopyLowering(self.accessor, self.plan.nests[stmt]).emit()
+                self.meetings.has_copied = True
             case nodes.Parallel() if stmt in self.plan.updates:
-                update_boxes(self, self.plan.updates[stmt])
+                update_boxes(self, stmt)
             case nodes.Copy() | nodes.Fill() | nodes.Parallel() if stmt in self.plan.nests:
                 self._nest(stmt)
             case nodes.Reduce() | nodes.Scan():
@@ -402,10 +403,8 @@ class LaunchLowering:
                 raise unsupported(stmt, self.target, "no code for it yet")
 
     def _branch(self, body: Stmt) -> None:
-        before = self.meetings.has_written
-        with self.running.branch(body):
+        with self.meetings.perhaps(), self.running.branch(body):
             self.child(body)
-        self.meetings.has_written |= before  # those who do not come by have told nobody
 
     def child(self, stmt: Stmt) -> None:
         """Emit a nested statement: of the block outside of nests, of the thread inside."""

@@ -31,15 +31,16 @@ class Meetings:
 
     Attributes:
         has_stored: whether a tile may still be read.
-        repeats: whether stores of loops are under way, which have no order among each other.
+        repeats: whether stores of loops may be, which have no order among each other.
         has_written: whether threads may have written a tile of asynchronous units since they last
             told these of it.
+        has_copied: whether copies of threads may be under way that nobody has waited for.
     """
 
     def __init__(self, owner: LaunchLowering) -> None:
         self.owner = owner
         self.has_stored = self.repeats = False
-        self.has_written = False
+        self.has_written = self.has_copied = False
         self.hidden = HiddenWrites(owner.plan)
 
     @contextlib.contextmanager
@@ -48,23 +49,37 @@ class Meetings:
         before = self.has_written
         if isinstance(stmt, (nodes.For, nodes.While)):
             self.has_written = self.hidden.at_turn(stmt, before)
-            if any(
-                s in self.owner.plan.running and RUNS_ON not in s.annotations
-                for s in walk(stmt)
-                if isinstance(s, nodes.Copy) and not self._is_of_groups(s)
-            ):
-                self.has_stored = self.repeats = True
+            inside = list(walk(stmt))
+            handed_over = [s for s in inside if self._runs_on(s)]
+            self.has_stored |= bool(handed_over)
+            self.repeats |= any(isinstance(s, nodes.Copy) for s in handed_over)
+            self.has_copied |= any(s in self.owner.plan.unawaited for s in inside)
         elif isinstance(stmt, nodes.ClusterCopy):  # its threads meet when they have written
             self.has_written |= self.hidden.by(stmt)
+        begun = self.has_stored, self.has_copied
         yield
         if isinstance(stmt, (nodes.For, nodes.While)):
             self.has_written |= before or (has_jump(stmt.body) and self.hidden.by(stmt))
+            self.has_stored |= begun[0]
+            self.has_copied |= begun[1]
         elif not isinstance(stmt, (nodes.Seq, nodes.If)):  # folds write after they meet
             self.has_written |= self.hidden.by(stmt)
 
-    def _is_of_groups(self, stmt: Stmt) -> bool:
+    @contextlib.contextmanager
+    def perhaps(self) -> Iterator[None]:
+        """Emit a body that may not run: those who do not come by have waited and told nobody."""
+        before = self.has_written, self.has_stored, self.has_copied
+        yield
+        self.has_written |= before[0]
+        self.has_stored |= before[1]
+        self.has_copied |= before[2]
+
+    def _runs_on(self, stmt: Stmt) -> bool:
+        """Return whether a tile is handed over that is waited for where the threads meet next."""
+        is_told = isinstance(stmt, nodes.Copy) and RUNS_ON in stmt.annotations
         own = self.owner.plan.own_rows
-        return own is not None and own.stored is stmt
+        is_of_groups = own is not None and own.stored is stmt
+        return stmt in self.owner.plan.running and not is_told and not is_of_groups
 
     def sync_arrived(self, pipeline: Pipeline) -> None:
         """Let all threads meet when their own copies of a pipeline have written their tiles.
@@ -134,9 +149,10 @@ class Meetings:
 
     def await_copies(self) -> None:
         """Wait for the thread's own copies that are under way."""
-        if self.owner.plan.unawaited:
+        if self.has_copied:
             self.owner.builder.evaluate(ptx.cp_async_commit().call())
             self.owner.builder.evaluate(ptx.cp_async_wait(0).call())
+            self.has_copied = False
 
     def end(self) -> None:
         """Wait for what threads have under way that shared memory must live for."""
@@ -155,6 +171,7 @@ class Meetings:
         self.await_copies()
         if self.has_stored:
             self.await_stores(0, only_reads=not self.repeats)
+            self.has_stored = False
         plan = self.owner.plan
         kinds = {product.kind for product in plan.gemms.values()}
         of_boxes = plan.stores or plan.loads or plan.updates or plan.multicasts
