@@ -12,7 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 
 from tilecore.inference.gpu.boxes import SWIZZLE_ROWS, running_stores
-from tilecore.inference.gpu.plan import BOX_ALIGNMENT, Box, NestPlan, OwnRows, SharedLayout
+from tilecore.inference.gpu.plan import (
+    BOX_ALIGNMENT,
+    Box,
+    BoxUpdate,
+    NestPlan,
+    OwnRows,
+    SharedLayout,
+)
 from tilecore.inference.gpu.shared import sharing_memory
 from tilecore.inference.gpu.teams import Teams
 from tilecore.ir import nodes

@@ -11,7 +11,7 @@ from tvm import tirx as tir
 import tilecore.lowering.cuda.instructions as ptx
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.loops import is_barrier_setup
-from tilecore.inference.gpu.plan import GpuLaunchPlan
+from tilecore.inference.gpu.plan import GpuLaunchPlan, NestPlan
 from tilecore.inference.gpu.registers import PRODUCER_THREADS, traded
 from tilecore.inference.gpu.scratch import BARRIER_BYTES, SCRATCH_BYTES
 from tilecore.ir import nodes
@@ -40,6 +40,7 @@ from tilecore.lowering.cuda.matrix_moves import MatrixMoveLowering
 from tilecore.lowering.cuda.meetings import Meetings
 from tilecore.lowering.cuda.memory import FragmentPlace, SharedPlace, TensorPlace
 from tilecore.lowering.cuda.mfma import MfmaLowering
+from tilecore.lowering.cuda.narrow_pairs import PairNarrowing, narrows_in_pairs
 from tilecore.lowering.cuda.nests import AsyncCopyLowering, NestLowering
 from tilecore.lowering.cuda.output import emit_assert, emit_print
 from tilecore.lowering.cuda.pipelines import AsyncPipeline, BoxPipelines
@@ -299,12 +300,20 @@ class LaunchLowering:
     def _nest(self, stmt: Stmt) -> None:
         """Emit points that threads share out."""
         nest, own = self.plan.nests[stmt], self.plan.own_rows
-        kind = NestLowering if nest.matrices is None else MatrixMoveLowering
-        emit = kind(self.accessor, nest, self.inner).emit
+        emit = self._kind_of(nest)(self.accessor, nest, self.inner).emit
         if own is not None and own.filled is stmt:
             fill_own_rows(self, own, emit)
         else:
             emit()
+
+    def _kind_of(self, nest: NestPlan) -> type[NestLowering]:
+        """Return what emits a nest."""
+        if nest.matrices is not None:
+            return MatrixMoveLowering
+        has_pairs = self.target.kind == "cuda" and self.target.has_cp_async  # both of sm_80
+        if has_pairs and narrows_in_pairs(self.accessor, nest):
+            return PairNarrowing
+        return NestLowering
 
     def _product(self, stmt: nodes.Gemm | nodes.ChunkCopy) -> None:
         """Emit a product, or a copy of factors for one."""

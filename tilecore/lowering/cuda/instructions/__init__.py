@@ -43,6 +43,7 @@ from tilecore.lowering.cuda.instructions.barrier import (
 from tilecore.lowering.cuda.instructions.base import Instruction
 from tilecore.lowering.cuda.instructions.convert import (
     extend_nibbles,
+    narrow_pair,
     pack,
     pack_halves,
     round_tfloat32,
@@ -112,8 +113,8 @@ __all__ = [
     "cluster_load", "cluster_rank", "cluster_wait", "converge_warp", "cp_async",
     "cp_async_arrive", "cp_async_commit", "cp_async_wait", "descriptor", "elect",
     "extend_nibbles", "fence_async", "fence_barrier_init", "fma_halves", "k_extent",
-    "ldmatrix", "load_ordered", "masked_or", "mma", "mma_scaled", "mma_shape", "pack",
-    "pack_halves", "round_tfloat32", "rounded",
+    "ldmatrix", "load_ordered", "masked_or", "mma", "mma_scaled", "mma_shape", "narrow_pair",
+    "pack", "pack_halves", "round_tfloat32", "rounded",
     "set_registers", "shuffle", "shuffle_masked", "stmatrix", "sync_threads", "sync_warp",
     "tensor_allocate", "tensor_commit", "tensor_copy", "tensor_descriptor", "tensor_fence",
     "tensor_free", "tensor_keep", "tensor_load", "tensor_mma", "tensor_mma_scaled",

@@ -13,19 +13,34 @@ PACKERS = {
 }
 
 
-@functools.cache
-def pack(dtype: str) -> Instruction:
-    """Return ``uint32 (float low, float high)``: both as float16 or bfloat16, rounded to even."""
+def _packer(dtype: str) -> tuple[str, str, str, str]:
+    """Return (function, type of the pair, header, oldest architecture)."""
     if dtype not in PACKERS:
         raise UnsupportedOnTarget(
             what=f"a conversion from float32 to {dtype}", target="cuda",
             reason="expected float16 or bfloat16",
         )  # fmt: skip
-    function, ctype, header, arch = PACKERS[dtype]
+    return PACKERS[dtype]
+
+
+@functools.cache
+def pack(dtype: str) -> Instruction:
+    """Return ``uint32 (float low, float high)``: both as float16 or bfloat16, rounded to even."""
+    function, ctype, header, arch = _packer(dtype)
     return Instruction(
         f"tc_pack_{dtype}", "float low, float high",
         f"{ctype} pair = {function}(low, high);\nreturn *(unsigned*)&pair;", returns="uint32",
         headers=(header,), arch=arch,
+    )  # fmt: skip
+
+
+@functools.cache
+def narrow_pair(dtype: str) -> Instruction:
+    """Return ``(void* pair, float low, float high)``: both, rounded to even, side by side."""
+    function, ctype, header, arch = _packer(dtype)
+    return Instruction(
+        f"tc_narrow_pair_{dtype}", "void* pair, float low, float high",
+        f"*({ctype}*)pair = {function}(low, high);", headers=(header,), arch=arch,
     )  # fmt: skip
 
 
