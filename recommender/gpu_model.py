@@ -22,6 +22,7 @@ from recommender.gpu_resources import (
     numbers,
     products,
     target_of,
+    updates,
 )
 from recommender.hardware import HardwareProfile
 from tilecore.graph import TileGraph
@@ -34,6 +35,7 @@ SHARED_BYTES_PER_CLOCK = 128  # of a multiprocessor (CUDA C++ Programming Guide,
 SPECIAL_PER_CLOCK = (
     16  # exp2, rsqrt, ...: of a multiprocessor (the same, "Arithmetic Instructions")
 )
+ADDED_BYTES = 4  # of a float32
 OVERLAP = 8.0  # of the norm that joins times which overlap; infinity would be their maximum
 
 
@@ -57,6 +59,8 @@ class GpuConstants:
     step_clocks: float = 75.0  # barriers and addresses of one step of a loop
     issue_clocks: float = 110.0  # of a warpgroup in a step, which no other block can use meanwhile
     block_clocks: float = 600.0  # starting a block, and its end
+    added: float = 1.2  # float32 that a multiprocessor adds to tensors in a clock, one by one
+    added_by_tiles: float = 2.4  # the same by whole tiles: half as many sectors; not measured
     memory_efficiency: float = 0.83
     l2_share: float = 0.7  # of its bytes that tensors read again may fill
 
@@ -109,11 +113,14 @@ class _LaunchModel:
         k, hardware, block = self.k, self.hardware, self.block
         tensor, fma, work = self._tensor_s(), self._fma_s(), self._work_s()
         shared = self._shared_bytes() / (SHARED_BYTES_PER_CLOCK * hardware.clock_hz)
-        loaded = numbers(self.launch.block_bytes(writes=False), self.columns)
-        stored = numbers(self.launch.block_bytes(writes=True), self.columns)
+        updated = self._added_bytes()  # which the graph has among what is read and written
+        loaded = numbers(self.launch.block_bytes(writes=False), self.columns) - updated
+        stored = numbers(self.launch.block_bytes(writes=True), self.columns) - updated
         per_core = hardware.l2_bandwidth_bytes_per_s / hardware.cores
         load = loaded / per_core
         store = (stored * block.sectors + self._local_bytes()) / per_core
+        rate = np.where(block.by_tiles, k.added_by_tiles, k.added) * hardware.clock_hz
+        added = updated / ADDED_BYTES / rate
         steps = self._steps()
         overhead = (k.block_clocks + steps * k.step_clocks) / hardware.clock_hz
         # A loop of one product of warpgroups keeps the tiles of the product that runs.
@@ -127,12 +134,12 @@ class _LaunchModel:
         busy, moved = (tensor + computed - hidden) / share, shared / share
         is_ahead = ahead >= 1
         inner = np.where(
-            is_ahead, _side_by_side(busy, moved, load, waiting),
-            _side_by_side(busy, moved) + _side_by_side(load, waiting),
+            is_ahead, _side_by_side(busy, moved, load, waiting, added),
+            _side_by_side(busy, moved, added) + _side_by_side(load, waiting),
         )  # fmt: skip
         alone = inner + store + overhead
         each_step = k.issue_clocks * self._threads() / WARPGROUP / hardware.clock_hz
-        most = _side_by_side(tensor, computed + steps * each_step, shared, load + store)
+        most = _side_by_side(tensor, computed + steps * each_step, shared, load + store, added)
 
         resident = np.maximum(1.0, block.resident)
         wave = hardware.cores * resident
@@ -154,7 +161,7 @@ class _LaunchModel:
         scale = self.count / hardware.cores
         resources = {
             "tensor": tensor * scale, "fma": fma * scale, "work": work * scale,
-            "shared": shared * scale, "l2": (load + store) * scale,
+            "shared": shared * scale, "l2": np.maximum(load + store, added) * scale,
             "waiting": (waiting + overhead) * self.count / wave, "memory": memory,
         }  # fmt: skip
         tail = np.where(grid_s >= memory, np.maximum(0.0, grid_s - even_s), 0.0)
@@ -269,6 +276,15 @@ class _LaunchModel:
                     if access.buffer.scope == "fragment" and not isinstance(op.stmt, Gemm):
                         moved = numbers(access.tile_bytes, self.columns) * self._trips(op)
                         total = total + moved * share
+        return total
+
+    def _added_bytes(self) -> Floats:
+        """Return the bytes of the float32 that a block adds to elements of tensors."""
+        total = numbers(0, self.columns)
+        for op, atomic in updates(self.launch):
+            if atomic.buffer.scope == "global" and str(atomic.buffer.dtype) == "float32":
+                size = numbers(op.writes[0].tile_bytes, self.columns)
+                total = total + size * self._trips(op)
         return total
 
     def _steps(self) -> Floats:

@@ -33,9 +33,10 @@ from tilecore.inference.gpu.mfma import mfma_step, mfma_types
 from tilecore.inference.gpu.products import WARP, WARPGROUP, WGMMA_COLUMNS, divide_warps
 from tilecore.inference.gpu.registers import MANY, TRADED
 from tilecore.inference.gpu.shared import panel_of
-from tilecore.ir.expr import ExprLike, Var
+from tilecore.ir.expr import ExprLike, Load, Var
 from tilecore.ir.gemm_shape import accumulator_dtype
-from tilecore.ir.nodes import Atomic, Buffer, Copy, Gemm, Parallel, Reduce
+from tilecore.ir.nodes import Atomic, Buffer, Copy, Gemm, Parallel, Reduce, Seq
+from tilecore.ir.visitor import walk_expr
 from tilecore.passes.persistent import LEAST_STAGES, OPERANDS
 from tilecore.passes.persistent import OTHER_REGISTERS as OTHERS_OF_A_THREAD
 from tilecore.passes.stage_outputs import SECTOR_BYTES, TOGETHER, in_place, sums_of
@@ -100,6 +101,7 @@ class BlockResources:
         shared_bytes: of tiles, by liveness, stages counted.
         sectors: for each sector of memory that sums fill, how many are written: more than one
             where the shared tile through which whole rows go out has no room.
+        by_tiles: whether sums are added to tensors as whole shared tiles.
         registers: of a thread, estimated.
         least_registers: of a thread whose operands come as late as they can.
         resident: blocks that a multiprocessor holds at a time; 0: none fits.
@@ -109,6 +111,7 @@ class BlockResources:
     threads: Floats
     shared_bytes: Floats
     sectors: Floats
+    by_tiles: Mask
     registers: Floats
     least_registers: Floats
     resident: Floats
@@ -144,13 +147,18 @@ def block_resources(
     if target.has_tma:
         all_stages = reduce(np.add, [0 * threads, *stages.values()])
         beside_tiles = beside_tiles + BARRIERS_OF_STAGE_BYTES * all_stages
-    shared = _shared_bytes(launch, columns, stages) + beside_tiles
+    leaving, added = list(_outgoing(launch, columns)), list(_added(launch, columns, target))
+    shared = _shared_bytes(launch, columns, stages, [*leaving, *added]) + beside_tiles
+    by_tiles = np.full(len(shared), bool(added)) & (shared <= target.shared_per_block)
+    if added and not by_tiles.all():
+        without = _shared_bytes(launch, columns, stages, leaving) + beside_tiles
+        shared = np.where(by_tiles, shared, without)
     whole = _all_shared_bytes(launch, columns, stages) + beside_tiles
     stays = _stays(launch, columns, target, stages, threads) & (whole <= target.shared_per_block)
     shared = np.where(stays, whole, shared)
     is_direct, sectors = shared > target.shared_per_block, np.ones_like(shared)
     if may_hold(is_direct):
-        direct = _shared_bytes(launch, columns, stages, is_staged=False) + beside_tiles
+        direct = _shared_bytes(launch, columns, stages, ()) + beside_tiles
         shared = np.where(is_direct, direct, shared)
         sectors = np.where(is_direct, _sectors(launch, columns), sectors)
     held = _fragment_registers(launch, columns, threads)
@@ -159,7 +167,7 @@ def block_resources(
     registers, least = held + beside, held + np.minimum(beside, LEAST_REGISTERS)
     total = threads + (PRODUCER_THREADS if stages and target.has_tma else 0)
     resident = _resident(threads, total, held, registers, shared, target)
-    return BlockResources(total, shared, sectors, registers, least, resident, deepest)
+    return BlockResources(total, shared, sectors, by_tiles, registers, least, resident, deepest)
 
 
 def numbers(expr: ExprLike, columns: Columns) -> Floats:
@@ -307,16 +315,17 @@ def _pipelined(op: TileOp) -> Loop | None:
 
 
 def _shared_bytes(
-    launch: Launch, columns: Columns, stages: Mapping[Buffer, Floats], *, is_staged: bool = True
-) -> Floats:
+    launch: Launch, columns: Columns, stages: Mapping[Buffer, Floats],
+    staged: Sequence[tuple[TileOp, Floats]],
+) -> Floats:  # fmt: skip
     """Return the most bytes of shared tiles alive at once.
 
-    ``is_staged``: sums on their way out are among them.
+    ``staged``: sums on their way out that are among them, with their bytes.
     """
     tiles = [t for t in launch.tiles if t.scope == "shared"]
     spans: dict[Buffer, list[int]] = {}
     outgoing: list[tuple[int, Floats]] = []
-    leaving = {id(op): size for op, size in _outgoing(launch, columns) if is_staged}
+    leaving = {id(op): size for op, size in staged}
     position, last = -1, None
     for op in launch.ops:
         outer = op.loops[0].var if op.loops else op
@@ -352,6 +361,36 @@ def _outgoing(launch: Launch, columns: Columns) -> Iterator[tuple[TileOp, Floats
             for extent in op.stmt.src.extents:
                 size = size * numbers(extent, columns)
             yield op, size
+
+
+def _added(launch: Launch, columns: Columns, target: GpuTarget) -> Iterator[tuple[TileOp, Floats]]:
+    """Yield what adds sums to whole rows of tensors, and the bytes of the tiles they go through.
+
+    See ``tilecore.passes.stage_updates``.
+    """
+    if target.kind != "cuda" or not target.has_tma:
+        return
+    sums = {op.stmt.c.buffer for op in launch.ops if isinstance(op.stmt, Gemm)}
+    for op, atomic in updates(launch):
+        value, nest = atomic.value, op.stmt
+        if atomic.op != "add" or not isinstance(value, Load) or value.buffer not in sums:
+            continue
+        assert isinstance(nest, Parallel)
+        names = {n for n in walk_expr(atomic.indices[-1]) if isinstance(n, Var)}
+        if len(nest.loop_vars) == 2 and names <= set(nest.loop_vars):
+            size = numbers(1, columns) * value.buffer.dtype.itemsize
+            for extent in value.buffer.shape:
+                size = size * numbers(extent, columns)
+            yield op, size
+
+
+def updates(launch: Launch) -> Iterator[tuple[TileOp, Atomic]]:
+    """Yield the nests that update tensors element by element, as they are written."""
+    for op in launch.ops:
+        body = op.stmt.body if isinstance(op.stmt, Parallel) else None
+        inner = body.stmts if isinstance(body, Seq) else (body,)
+        if len(inner) == 1 and isinstance(inner[0], Atomic):
+            yield op, inner[0]
 
 
 def _sectors(launch: Launch, columns: Columns) -> float:

@@ -34,6 +34,7 @@ from tilecore.passes import (
     persistent,
     scaled_products,
     spell_halves,
+    stage_updates,
     tensor_memory,
 )
 from tilecore.passes.pipeline import GPU_PIPELINE, Pass, run_passes
@@ -47,7 +48,10 @@ if TYPE_CHECKING:
 Observer = Callable[[str, Any], None]
 SHARED_MEMORY = "shared memory"  # the limit that programs may still keep without these passes
 VERSIONS: tuple[tuple[str, Pass], ...] = (("aligned", aligned.run),)  # of launches, at the end
-OPTIONAL = ((), ("persistent",), ("persistent", "stage_outputs"))
+OPTIONAL = (
+    (), ("persistent",), ("persistent", "stage_updates"),
+    ("persistent", "stage_updates", "stage_outputs"),
+)  # fmt: skip
 
 
 def compile_gpu(
@@ -252,6 +256,8 @@ def passes_for(target: GpuTarget, options: GpuOptions) -> tuple[tuple[str, Pass]
             order.append(("persistent", functools.partial(persistent.run, target=target)))
         at = [name for name, _ in found].index("stage_outputs")
         found[at:at] = order
+        if target.has_tma:
+            found.insert(at + len(order), ("stage_updates", stage_updates.run))
     if target.has_tcgen05:
         found.append(
             ("tensor_memory", functools.partial(tensor_memory.run, options=options, target=target))

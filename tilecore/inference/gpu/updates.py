@@ -9,10 +9,12 @@ from collections.abc import Container, Mapping, Sequence
 
 from tilecore.inference.gpu.boxes import box_of, is_plain
 from tilecore.inference.gpu.plan import BoxUpdate, SharedLayout
+from tilecore.inference.gpu.shared import lay_out
 from tilecore.inference.gpu.signs import Signs
 from tilecore.ir.analysis import reads
 from tilecore.ir.bounds import linear
 from tilecore.ir.expr import Expr, Load, Var, const
+from tilecore.ir.indexing import whole
 from tilecore.ir.nodes import Atomic, Buffer, KernelLaunch, Parallel, Region, Seq, Stmt
 from tilecore.ir.visitor import loads, walk, walk_expr
 
@@ -28,10 +30,7 @@ def updates_of(
     Only tensors that are not read otherwise in the launch, at places that are not negative, as of
     stores.
     """
-    read: set[Buffer] = set()
-    for stmt in walk(launch.body):
-        found = [x.buffer for x in loads(stmt)] if isinstance(stmt, Atomic) else reads(stmt)
-        read |= {b.root for b in found}
+    read = _read_otherwise(launch)
     made: dict[Stmt, BoxUpdate] = {}
     signs = Signs(launch)
     for stmt in walk(launch.body):
@@ -42,6 +41,25 @@ def updates_of(
             continue
         made[stmt] = update
     return made
+
+
+def takes_tile(launch: KernelLaunch, there: Region, tile: Buffer) -> bool:
+    """Return whether a part of a tensor could be added a shared tile that sums fill."""
+    layout = lay_out([tile], [], {}, set(), {tile})[tile]
+    if not is_plain(there.buffer, tile) or there.buffer in _read_otherwise(launch):
+        return False
+    if not all(map(Signs(launch).never_negative, there.offsets)):
+        return False
+    return box_of(there, whole(tile), layout) is not None
+
+
+def _read_otherwise(launch: KernelLaunch) -> set[Buffer]:
+    """Return the tensors that a launch reads by more than atomic updates."""
+    read: set[Buffer] = set()
+    for stmt in walk(launch.body):
+        found = [x.buffer for x in loads(stmt)] if isinstance(stmt, Atomic) else reads(stmt)
+        read |= {b.root for b in found}
+    return read
 
 
 def _update(nest: Parallel, layouts: Mapping[Buffer, SharedLayout]) -> BoxUpdate | None:
