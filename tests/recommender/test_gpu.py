@@ -230,6 +230,33 @@ def test_library_kernels_have_spaces_whose_shared_memory_is_the_compilers(case, 
         assert 0 <= more <= ROWS_MOVED_BYTES, space.config(row)
 
 
+@pytest.mark.few(1)
+@pytest.mark.parametrize("device", ["a100", "h100"])
+def test_what_is_added_by_whole_tiles_is_known(device):
+    space = library_space("attention_backward", device, **dict(LIBRARY)["attention_backward"])
+    target, launch = target_of(space.hardware), space.graph.launches[1]
+    known = space.known(space.columns)
+    block = block_resources(launch, known, target, products(launch, known, target))
+    for row in np.random.default_rng(2).choice(len(space), 6, replace=False):
+        program = space.definition.program(space.problem, dict(space.config(row)))
+        made = list(lower_gpu(program, target)[0].launches.values())[1]
+        assert block.by_tiles[row] == bool(made.updates), space.config(row)
+        more = made.shared_bytes - block.shared_bytes[row]
+        assert abs(more) <= ROWS_MOVED_BYTES, space.config(row)
+
+
+def test_adding_by_elements_takes_its_time():
+    """On an H200 that was 4.6 ms where a block had 128 keys, 8.3 ms where it had 64."""
+    fields = dict(LIBRARY)["attention_backward"] | {"seq_q": 4096, "seq_kv": 4096}
+    space = library_space("attention_backward", "h200", **fields)
+    known = space.known(space.columns)
+    constants = GpuConstants(added_by_tiles=GpuConstants().added)
+    found = sum(gpu_terms(space.graph, known, space.hardware, constants).terms.values())
+    times = {tuple(space.config(r).values()): found[r] * 1e3 for r in range(len(space))}
+    assert times[64, 128, 2, 256] == pytest.approx(4.62, rel=0.15)
+    assert times[64, 64, 2, 128] == pytest.approx(8.34, rel=0.15)
+
+
 @pytest.mark.covering
 @pytest.mark.parametrize("device", ["h100", "mi300x"])
 @pytest.mark.parametrize("case", LIBRARY, ids=lambda c: f"{c[0]}-{c[1].get('m', '')}")

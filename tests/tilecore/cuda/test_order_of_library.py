@@ -65,8 +65,8 @@ def test_every_access_is_ordered_and_every_wait_ends(name, target):
 # comes later. Of a product of one warpgroup the proof takes for known in all of its warps that it
 # has read its operand once one of them has waited. A fold across warps meets once more when it is
 # done, so that others may use the memory that it took. Where threads copy, they meet between two
-# heads: the first tiles of the next one may lie where the last step still reads (after an odd number
-# of steps; these have an even one).
+# heads: after an odd number of steps (here it is even) the first tiles of the next one lie where
+# the last step still reads.
 FREES, READ, FOLDS, HEADS = "sync_warp", "bar_sync", "sync_threads", "sync_threads"
 SPARE = {
     ("dequant_gemm 4", "h100"): {FREES},
