@@ -231,9 +231,11 @@ def test_library_kernels_have_spaces_whose_shared_memory_is_the_compilers(case, 
 
 
 @pytest.mark.few(1)
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("device", ["a100", "h100"])
-def test_what_is_added_by_whole_tiles_is_known(device):
-    space = library_space("attention_backward", device, **dict(LIBRARY)["attention_backward"])
+def test_what_is_added_by_whole_tiles_is_known(device, causal):
+    fields = dict(LIBRARY)["attention_backward"] | {"causal": causal}
+    space = library_space("attention_backward", device, **fields)
     target, launch = target_of(space.hardware), space.graph.launches[1]
     known = space.known(space.columns)
     block = block_resources(launch, known, target, products(launch, known, target))

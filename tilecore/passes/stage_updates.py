@@ -13,9 +13,8 @@ import dataclasses
 
 import numpy as np
 
-from tilecore.inference.gpu.updates import takes_tile
+from tilecore.inference.gpu.updates import offset_of, takes_tile
 from tilecore.ir import nodes
-from tilecore.ir.bounds import linear
 from tilecore.ir.evaluate import evaluate
 from tilecore.ir.expr import Expr, Load, Var, binary, const, int_value
 from tilecore.ir.nodes import (
@@ -64,7 +63,10 @@ class _Stager(Rewriter):
         tensor, row, span = atomic.buffer, nest.loop_vars[0], nest.span
         tile = Buffer(f"{tensor.name}_tile", nest.extents, tensor.dtype, "shared", span=span)
         outer = atomic.indices[:-2]
-        first = (*outer, _without(atomic.indices[-2], row), const(start))
+        rows = offset_of(atomic.indices[-2], row)
+        if rows is None or any(n is nest.loop_vars[1] for n in walk_expr(rows)):
+            return nest
+        first = (*outer, rows, const(start))
         sizes = (*(const(1) for _ in outer), *nest.extents)
         if not takes_tile(self.launch, Region(tensor, first, sizes), tile):
             return nest
@@ -95,18 +97,8 @@ class _Stager(Rewriter):
             return False
         if atomic.buffer.scope != "global" or atomic.buffer.ndim < 2:
             return False
-        *outer, row, _ = atomic.indices
-        form = linear(row)
-        is_row = form is not None and form.coefficient(names[0]) == 1
-        used = {n for e in outer for n in walk_expr(e)} | set(walk_expr(row)) - {names[0]}
-        return is_row and not used & set(names)
-
-
-def _without(index: Expr, var: Var) -> Expr:
-    """Return what is left of an index whose coefficient of a variable is 1."""
-    form = linear(index)
-    assert form is not None
-    return form.without(var).to_expr()
+        used = {n for e in atomic.indices[:-2] for n in walk_expr(e)}
+        return not used & set(names)
 
 
 def _place(nest: Parallel, index: Expr) -> tuple[Expr, int] | None:

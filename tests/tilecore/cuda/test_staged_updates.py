@@ -28,12 +28,13 @@ def added(place, reads_back=False, beside=0):
                 other = T.alloc_shared((beside,), "float32")
                 T.clear(other)
             for z in T.serial(2):
+                first = T.max(z - 1, 0) // 64  # 0
                 T.copy(B[bx * 2 + z, 0, 0], b)
                 for y in T.serial(T.ceildiv(ROWS, 64)):
                     T.copy(A[bx * 2 + z, y * 64, 0], a)
                     T.gemm(a, b, part, clear_accum=True)
                     for i, j in T.Parallel(64, COLUMNS):
-                        T.atomic_add(C[y * 64 + i, place(i, j)], part[i, j])
+                        T.atomic_add(C[(first + y) * 64 + i, place(i, j)], part[i, j])
             if beside:
                 T.copy(other[0:COLUMNS], D[bx, 0])
             elif reads_back:

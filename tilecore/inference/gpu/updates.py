@@ -13,7 +13,7 @@ from tilecore.inference.gpu.shared import lay_out
 from tilecore.inference.gpu.signs import Signs
 from tilecore.ir.analysis import reads
 from tilecore.ir.bounds import linear
-from tilecore.ir.expr import Expr, Load, Var, const
+from tilecore.ir.expr import Binary, Expr, Load, Var, binary, const
 from tilecore.ir.indexing import whole
 from tilecore.ir.nodes import Atomic, Buffer, KernelLaunch, Parallel, Region, Seq, Stmt
 from tilecore.ir.visitor import loads, walk, walk_expr
@@ -87,6 +87,20 @@ def _update(nest: Parallel, layouts: Mapping[Buffer, SharedLayout]) -> BoxUpdate
     return None if box is None else BoxUpdate(atomic.op, box, there[0], here[0])
 
 
+def offset_of(index: Expr, var: Var) -> Expr | None:
+    """Return what an index adds to a variable; None where it is not that."""
+    form = linear(index)
+    if form is not None:
+        return form.without(var).to_expr() if form.coefficient(var) == 1 else None
+    if isinstance(index, Binary) and index.op in ("add", "sub"):
+        a, b = (any(n is var for n in walk_expr(side)) for side in (index.a, index.b))
+        if a and not b and (rest := offset_of(index.a, var)) is not None:
+            return binary(index.op, rest, index.b)
+        if b and not a and index.op == "add" and (rest := offset_of(index.b, var)) is not None:
+            return binary("add", index.a, rest)
+    return None
+
+
 def _region(
     buffer: Buffer, indices: Sequence[Expr], extents: Mapping[Var, Expr]
 ) -> tuple[Region, list[Var]] | None:
@@ -102,10 +116,10 @@ def _region(
             offsets.append(index)
             sizes.append(const(1))
             continue
-        form = linear(index)
-        if form is None or len(used) > 1 or form.coefficient(used[0]) != 1:
+        rest = offset_of(index, used[0]) if len(used) == 1 else None
+        if rest is None:
             return None
         order += used
-        offsets.append(form.without(used[0]).to_expr())
+        offsets.append(rest)
         sizes.append(extents[used[0]])
     return (Region(buffer, tuple(offsets), tuple(sizes)), order) if order else None
