@@ -70,8 +70,8 @@ def test_every_access_is_ordered_and_every_wait_ends(name, target):
 FREES, TELLS, READ = "sync_warp", "fence_async", "bar_sync"
 FOLDS = HEADS = "sync_threads"
 SPARE = {
-    ("dequant_gemm 4", "h100"): {FREES},
-    ("dequant_gemm 7", "h100"): {FREES},
+    ("dequant_gemm 4", "h100"): {FREES, TELLS},
+    ("dequant_gemm 7", "h100"): {FREES, TELLS},
     ("decode_attention 9", "h100"): {FREES},
     ("decode_attention 10", "h100"): {READ},
     ("attention_backward 11", "h100"): {FREES, TELLS},

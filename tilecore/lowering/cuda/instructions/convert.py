@@ -66,5 +66,5 @@ def extend_nibbles() -> Instruction:
 
 @functools.cache
 def pack_halves() -> Instruction:
-    """Return ``(void* dst, uint32 word)``: two registers of 16 bits are set to those of a word."""
-    return Instruction("tc_pack_halves", "void* dst, unsigned word", "*(unsigned*)dst = word;")
+    """Return ``(void* d, uint32 word)``: two registers of 16 bits are set to those of a word."""
+    return Instruction("tc_pack_halves", "void* d, unsigned word", "*(unsigned*)d = word;")
