@@ -55,6 +55,7 @@ class Writer:
         self.rows = "m" if of_call else str(self.m)
         self.columns = self.choice([str(self.n), str(self.n), "n"])
         self.tiles = list(TILES)
+        self.narrow: set[str] = set()  # tiles of another type than float32
         self.is_plain = self.choice([True, True, True, False])  # columns stand on their own
 
     @property
@@ -257,9 +258,12 @@ class Writer:
         self.emit(f"if {cond}:", "    for i, j in T.Parallel(BM, BN):",
                   f"        {tile}[i, j] = {self.value({tile}, 1)}")  # fmt: skip
 
+    def wide(self) -> list[str]:
+        return [tile for tile in self.tiles if tile not in self.narrow]
+
     def again(self) -> None:
         """A product of sums with more weights."""
-        tile, u, g = self.choice(self.tiles), f"U{len(self.params)}", f"g{len(self.params)}"
+        tile, u, g = self.choice(self.wide()), f"U{len(self.params)}", f"g{len(self.params)}"
         self.tensor(u, f"{self.block_n}, 16", "float32", self.whole(self.block_n, 16))
         self.head += [f'{g} = T.alloc_fragment((BM, 16), "float32")',
                       f'{g}u = T.alloc_shared((BN, 16), "float32")']  # fmt: skip
@@ -269,7 +273,7 @@ class Writer:
 
     def outer(self) -> None:
         """Columns by columns: the diagonal of what each column makes of each."""
-        one, other = self.choice(self.tiles), self.choice(self.tiles)
+        one, other = self.choice(self.wide()), self.choice(self.wide())
         if one == other:
             return
         g, target = f"o{len(self.body)}", self.choice(self.tiles)
@@ -365,6 +369,7 @@ class Writer:
         for tile in ("d", "e"):
             dtype = self.choice(["float32", "float32", self.dtype])
             self.product.is_exact &= dtype == "float32"
+            self.narrow |= {tile} if dtype != "float32" else set()
             self.head.append(
                 f'{tile} = T.alloc_{self.choice(["shared", "fragment"])}((BM, BN), "{dtype}")'
             )

@@ -72,7 +72,7 @@ FOLDS = HEADS = "sync_threads"
 SPARE = {
     ("dequant_gemm 4", "h100"): {FREES, TELLS},
     ("dequant_gemm 7", "h100"): {FREES, TELLS},
-    ("decode_attention 9", "h100"): {FREES},
+    ("decode_attention 9", "h100"): {FREES, TELLS},
     ("decode_attention 10", "h100"): {READ},
     ("attention_backward 11", "h100"): {FREES, TELLS},
     ("attention_backward 12", "h100"): {FREES, TELLS},
