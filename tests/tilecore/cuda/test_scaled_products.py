@@ -193,10 +193,7 @@ def test_the_proof_of_order_knows_what_is_read(block):
     (kernel,) = order_programs(lowered(func, "rtx5090", is_ordered=False)[1])
     assert not check_order(kernel, ENOUGH)
     inside = acts(kernel, inside_loops=True)
-    spare = [a for a in inside if not check_order(without(kernel, a), ENOUGH)]
-    # Four tiles are freed together: who waits until one is free need not wait for the others.
-    texts = [kernel.sites[a.site].text for a in spare]
-    assert texts == (["barrier_wait"] * 3 if block[0] == 128 else [])
+    assert all(check_order(without(kernel, act), ENOUGH) for act in inside)
     assert {kernel.sites[a.site].text for a in inside} >= (
         {"barrier_wait", "barrier_expect", "barrier_arrive"}
         if block[0] == 128
