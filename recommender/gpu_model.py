@@ -145,18 +145,22 @@ class _LaunchModel:
         wave = hardware.cores * resident
         memory = self._memory_s(np.minimum(self.count, wave))
         moving = np.maximum(load + store, memory * hardware.cores / self.count)
-        thinking = busy + waiting + overhead
+        # Its load passes the way from L2 behind the queue: counted without that, first choices of
+        # split K fall from 1.00 to 0.84 of the fastest (benchmarks/data/h200, c6).
+        thinking = _side_by_side(busy, added) + waiting + overhead
+        takes_turns = not self.products and may_hold(~is_ahead)
 
         def together(blocks: Floats) -> Floats:
-            together = _side_by_side(alone, blocks * most)
-            if self.products:
-                return together
-            return np.where(is_ahead, together, _in_turns(blocks, moving, thinking))
+            found = _side_by_side(alone, blocks * most)
+            if takes_turns:
+                found = np.where(is_ahead, found, _in_turns(blocks, moving, thinking))
+            return found
 
         full = np.floor(self.count / wave)
         rest = np.ceil((self.count - full * wave) / hardware.cores)
-        grid_s = full * together(resident) + np.where(rest > 0, together(rest), 0.0)
-        even_s = self.count / wave * together(resident)
+        wave_s = together(resident)
+        grid_s = full * wave_s + np.where(rest > 0, together(rest), 0.0)
+        even_s = self.count / wave * wave_s
         time_s = np.where(block.resident > 0, _side_by_side(grid_s, memory), np.inf)
         scale = self.count / hardware.cores
         resources = {
