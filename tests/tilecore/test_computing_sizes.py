@@ -168,6 +168,26 @@ def test_what_a_function_asks_of_a_size_is_assumed():
         compared(function(x), function.function(x.double()), 1e-5)
 
 
+def test_what_symbols_cannot_read_is_tried_once(caplog):
+    count = 0
+
+    def function(x):
+        nonlocal count
+        count += 1
+        if not isinstance(x.shape[0], int):
+            raise RuntimeError("wants a number")
+        return x + 1
+
+    found = tilecore.compute(function, dynamic=True)
+    with caplog.at_level("INFO", "tilecore.computing"):
+        for n in (40, 41, 42):
+            x = R(n, 5)
+            compared(found(x), x.double() + 1, 1e-5)
+            assert found.plan(x).is_own
+    assert count == 4  # with symbols once
+    assert "is not read with symbols" in caplog.text
+
+
 def test_errors_tell_of_the_sizes_of_the_call():
     function = tilecore.compute(lambda x, y: x @ y + 1, dynamic=True)
     function(R(40, 50), R(50, 60))

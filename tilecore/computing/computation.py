@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -30,6 +31,8 @@ from tilecore.jit_calls import likeness
 from tilecore.runtime.memo import Memo
 from tilecore.target import parse_target
 from tilecore.torch_trace import is_traced, labelled
+
+_LOG = logging.getLogger("tilecore.computing")
 
 
 class Computation:
@@ -202,9 +205,14 @@ class Computation:
             return None
         sizes, pattern = varying
         try:
-            plan = self._read(bound, tensors, pattern)
-        except Exception:  # noqa: BLE001  # a function that wants numbers; errors are to tell of numbers too
-            return None
+            plan: Plan | None = self._read(bound, tensors, pattern)
+        except Exception:  # noqa: BLE001  # it wants numbers, and errors are to tell of numbers
+            _LOG.info("%s is not read with symbols", self.function.__name__, exc_info=True)
+            plan = None
+        if plan is None:
+            own = self._read(bound, tensors, layouts)
+            family.is_fixed = True  # of a right call
+            return own
         if sizes.fixed != set(sizes.values):
             family.keep(sizes, pattern, plan)
         return plan.of(sizes.values)

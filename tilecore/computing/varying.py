@@ -30,9 +30,11 @@ class Family:
 
     Attributes:
         always: whether all extents vary, from the first call on.
+        is_fixed: whether the function cannot be read with symbols: it is not tried again.
     """
 
     always: bool = False
+    is_fixed: bool = False
     _first: Mapping[str, Layout] | None = None
     _count: int = 0
     _varying: set[tuple[str, int, int]] = field(default_factory=set)  # name, shape or strides, axis
@@ -57,7 +59,7 @@ class Family:
                 self._varying |= {
                     (name, part, axis) for axis, (n, m) in enumerate(pairs) if n != m or self.always
                 }
-        if not self.always and self._count <= OWN_KERNELS:
+        if self.is_fixed or (not self.always and self._count <= OWN_KERNELS):
             return None
         sizes = Sizes()
         found = {
