@@ -146,7 +146,7 @@ class _LaunchModel:
         memory = self._memory_s(np.minimum(self.count, wave))
         moving = np.maximum(load + store, memory * hardware.cores / self.count)
         # Its load passes the way from L2 behind the queue: counted without that, first choices of
-        # split K fall from 1.00 to 0.84 of the fastest (benchmarks/data/h200, c6).
+        # split K fall from 0.99 to 0.84 of the fastest (p10; benchmarks/data/h200).
         thinking = _side_by_side(busy, added) + waiting + overhead
         takes_turns = not self.products and may_hold(~is_ahead)
 
