@@ -79,6 +79,17 @@ def test_one_trace_serves_all_shapes():
     assert [s.sizes["m"] for s in shapes] == [8, 9]
 
 
+@pytest.mark.parametrize(("stride", "symbols"), [
+    (1, {"filters"}), (2, {"batch", "height", "width", "filters"}),
+])  # fmt: skip
+@pytest.mark.parametrize("width", [56, 9])  # that patches fill, and do not
+def test_sizes_that_choose_a_patch_are_numbers(width, stride, symbols):
+    definition = kernels.get("conv2d").on("cuda")
+    sizes = {"batch": 2, "height": 56, "width": width, "channels": 64, "filters": 96, "padding": 1}
+    problem = definition.parse_problem({**sizes, "stride": stride, "dtype": "float16"})
+    assert set(traced(definition, problem).sizes) == symbols
+
+
 def branching(problem, knobs):
     """GEMM, as long as M is small."""
     small = extent(problem, "m") < 500

@@ -24,7 +24,7 @@ from tilecore.kernels.definition import (
     ProblemField,
     extent,
 )
-from tilecore.kernels.gpu.conv2d import CONV2D_KNOBS, is_boxed, of_patches
+from tilecore.kernels.gpu.conv2d import CONV2D_KNOBS, is_boxed, numbers, of_patches
 
 FLOATS = ("float32", "float16", "bfloat16")
 SIZES = (
@@ -185,6 +185,6 @@ CONV2D = KernelDefinition(
     traffic_bytes=_traffic_bytes,
     reduction_length=lambda problem: int(problem["kernel"]) ** 2 * int(problem["channels"]),
     numbers=_numbers,
-    gpu=GpuVariant(CONV2D_KNOBS, _on_gpu, numbers=_numbers),
+    gpu=GpuVariant(CONV2D_KNOBS, _on_gpu, numbers=numbers),
     check=_check,
 )

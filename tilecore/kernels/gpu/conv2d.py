@@ -58,13 +58,24 @@ def grows_by_images(batch: int, height: int, patch: Patch) -> bool:
 
 def is_boxed(problem: Problem) -> bool:
     """Return whether what a window sees of patches are boxes of the image."""
-    channels = int(problem["channels"])
-    is_row = channels * DType(problem["dtype"]).itemsize % CHUNK_BYTES == 0
-    if int(problem["stride"]) != 1 or not is_row or channels < LEAST_CHANNELS:
+    if not _has_rows(problem):
         return False
     sizes = _outputs(problem)
     is_known = not any(isinstance(n, Expr) for n in sizes)
     return is_known and _filled(sizes, patch_of(*sizes)) >= LEAST_FILLED
+
+
+def numbers(problem: Problem) -> tuple[str, ...]:
+    """Return the dimensions that a trace needs as numbers: those of images choose the patch."""
+    always = ("channels", "kernel", "stride", "dilation", "padding")
+    return (*always, "batch", "height", "width") if _has_rows(problem) else always
+
+
+def _has_rows(problem: Problem) -> bool:
+    """Return whether pixels follow each other as rows of whole chunks."""
+    channels = int(problem["channels"])
+    is_row = channels * DType(problem["dtype"]).itemsize % CHUNK_BYTES == 0
+    return int(problem["stride"]) == 1 and is_row and channels >= LEAST_CHANNELS
 
 
 def _outputs(problem: Problem) -> tuple[Any, Any, Any]:
