@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import tilecore.language as T
-from tests.tilecore.cuda.emulated import run_emulated
+from tests.tilecore.cuda.emulated import lowered, run_emulated
+from tilecore.codegen.cubin import read_features
+from tilecore.codegen.nvrtc import compile_cuda
 from tilecore.interpreter import run
 
 OPERATIONS = {
@@ -61,6 +63,22 @@ def test_results_are_those_of_the_type_before_they_are_widened(dtype, target):
     run_emulated(func, target, [a, b, *found])
     for got, want in zip(found, wanted, strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("operation", ["neg", "abs"])
+def test_the_assembler_sees_no_negative_of_16_bits(operation):
+    """It drops what narrows it: on an H200 both were 32768 for -32768 of int16."""
+
+    @T.prim_func
+    def main(A: T.Tensor((32,), "int16"), C: T.Tensor((32,), "int64")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(32):
+                C[i] = T.cast(OPERATIONS[operation](A[i], A[i]), "int64")
+
+    _, _, source = lowered(main, "h100")
+    (kernel,) = read_features(compile_cuda(source.text, source.arch).data, source.arch).values()
+    assert kernel.opcodes.get("IABS", 0) == 0
+    assert kernel.opcodes["PRMT"] >= 2  # one of the element, one of what becomes of it
 
 
 CONVERTED = {

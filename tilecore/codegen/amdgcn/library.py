@@ -271,6 +271,13 @@ def _compare(call: Call, op: str, dtype: str) -> str:
   ret i32 %r"""
 
 
+def _extend_int16(call: Call) -> str:
+    _ = call
+    return """  %low = trunc i32 %a0 to i16
+  %r = sext i16 %low to i32
+  ret i32 %r"""
+
+
 def _rounded(call: Call, name: str, dtype: str) -> str:
     _ = call
     return rounding.body(name, dtype)
@@ -349,6 +356,7 @@ _FUNCTIONS: tuple[tuple[re.Pattern[str], Callable[..., str | None]], ...] = tupl
         (r"tc_narrow_bfloat16", _narrow),
         (r"tc_(widen|narrow)_(\w+)", _narrow_float),
         (r"tc_upper_half", _upper_half),
+        (r"tc_extend_int16", _extend_int16),
         (r"tc_compare_([a-z]+)_(\w+)", _compare),
         (r"tc_rounded_([a-z]+_r[nzud])_(\w+)", _rounded),
         (r"tc_mfma_16x16x(\d+)_(\w+)", _mfma),

@@ -1,8 +1,11 @@
 """Integers that wrap, as TIR for CUDA.
 
-C computes with integers of less than 32 bits as with such of 32. TVM works out between what numbers
-a value lies: it takes sums and products for numbers that no type limits, and stops where a number
-is not one of the type. What an "and" or "or" of bits gives, or memory holds, is anything to it.
+C computes with integers of less than 32 bits as with such of 32. NVIDIA's assembler takes negative
+numbers and sizes of 16 bits (``neg.s16``, ``abs.s16``) for ones of which none was -32768, so the
+compiler before it is not to find any: signs of 16 bits are extended by an instruction that it does
+not look into. TVM works out between what numbers a value lies: it takes sums and products for
+numbers that no type limits, and stops where a number is not one of the type. What an "and" or "or"
+of bits gives, a call, or memory holds, is anything to it.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import tvm
 from tvm import tirx as tir
 
 from tilecore.ir.dtype import DType
+from tilecore.lowering.cuda.instructions.convert import extend_int16
 
 LITERAL = 2**63  # TVM's literals are less than this
 UNKNOWN = (tvm.ir.TensorLoad, tir.BitwiseAnd, tir.BitwiseOr)
@@ -36,6 +40,9 @@ def converted(value: Any, source: str, target: str) -> Any:
     (low, high), (least, most) = kind.ends, given.ends
     if low <= least and most <= high:
         return tir.Cast(target, value)
+    if target == "int16":
+        low = value if given.bits <= 32 else tir.bitwise_and(value, tir.IntImm(source, 2**16 - 1))
+        return tir.Cast(target, extend_int16().call(tir.Cast("int32", hidden(low, source))))
     # To TVM a number that is one of both types stays what it is, and others there are none.
     if given.bits <= kind.bits or (kind.is_signed and not given.is_signed):
         return hidden(tir.Cast(target, hidden(value, source)), target)

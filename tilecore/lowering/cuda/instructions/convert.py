@@ -57,6 +57,17 @@ def round_tfloat32() -> Instruction:
 
 
 @functools.cache
+def extend_int16() -> Instruction:
+    """Return ``int (int value)``: its lower 16 bits as a signed number."""
+    text = asm("prmt.b32 %0, %1, 0, 0x9910;", ['"=r"(extended)'], ['"r"(value)'], is_volatile=False,
+               touches_memory=False)  # fmt: skip
+    return Instruction(
+        "tc_extend_int16", "int value", f"int extended;\n{text}\nreturn extended;",
+        "return (short)value;", "int32",
+    )  # fmt: skip
+
+
+@functools.cache
 def extend_nibbles() -> Instruction:
     """Return ``(void* d, const void* s)``: four bytes that hold int4 as int8."""
     body = """unsigned x = *(const unsigned*)s;
