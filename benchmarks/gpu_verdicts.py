@@ -61,8 +61,8 @@ class Array:
         whole = np.frombuffer(memory, np.uint8)[self.offset :]
         if 0 in self.shape:
             return np.zeros(self.shape, kind)
-        first = whole[: kind.itemsize].view(kind)
-        return np.lib.stride_tricks.as_strided(first, self.shape, self.strides)
+        first = whole[: kind.itemsize].view(f"u{kind.itemsize}")  # it cannot stride narrow floats
+        return np.lib.stride_tricks.as_strided(first, self.shape, self.strides).view(kind)
 
 
 @dataclass(frozen=True, slots=True)
