@@ -22,7 +22,7 @@ from tilecore.inference.gpu.matrix_units import (
 )
 from tilecore.inference.gpu.options import GpuOptions
 from tilecore.inference.gpu.plan import GemmPlan, Operand
-from tilecore.inference.gpu.shared import keeps_rows, panel_of
+from tilecore.inference.gpu.shared import SWIZZLES, keeps_rows, panel_of
 from tilecore.inference.gpu.teams import Team
 from tilecore.ir.analysis import kept_axes
 from tilecore.ir.dtype import DType
@@ -212,18 +212,24 @@ def _is_described(region: Region, is_transposed: bool) -> bool:
 
 
 def _columns_of_groups(gemm: Gemm, size: tuple[int, int, int], threads: int) -> tuple[int, int]:
-    """Return (rows, columns) of warpgroups over C; N-major tiles are cut between panels only."""
-    n, unit = size[1], _column_unit(gemm)
+    """Return (rows, columns) of warpgroups over C."""
+    n, unit = size[1], _column_unit(gemm, size[1])
     atom = (64, unit if n % unit == 0 else n)
     return divide_warps(size[0], n, threads // WARPGROUP, gemm.policy, atom, WGMMA_COLUMNS)
 
 
-def _column_unit(gemm: Gemm) -> int:
-    """Return what the first column of an instruction is a multiple of."""
+def _column_unit(gemm: Gemm, n: int) -> int:
+    """Return what the first column of an instruction is a multiple of.
+
+    N-major tiles are cut between panels, or within them where no cut leaves an instruction that
+    begins within one and ends in the next: an H200 reads half a panel of 128 bytes as it should.
+    """
     shape = gemm.b.buffer.static_shape
     if gemm.transpose_b or shape is None:
         return _wgmma_columns(gemm)
-    return panel_of(shape, gemm.b.dtype.itemsize)
+    panel = panel_of(shape, gemm.b.dtype.itemsize)
+    is_halved = panel * gemm.b.dtype.itemsize == SWIZZLES[0] and n % panel == 0
+    return panel // 2 if is_halved and (n // panel).bit_count() == 1 else panel
 
 
 def _instruction_width(
@@ -234,7 +240,8 @@ def _instruction_width(
     Its sums must fit the registers that threads have when the kernel begins, those that may issue
     copies among them: the assembler refuses an instruction that needs more (C7602).
     """
-    each, unit = size[1] // _columns_of_groups(gemm, size, threads)[1], _column_unit(gemm)
+    each = size[1] // _columns_of_groups(gemm, size, threads)[1]
+    unit = _column_unit(gemm, size[1])
     registers = REGISTERS // (threads + WARPGROUP) // 8 * 8 - OTHER_REGISTERS
     widest = min(WGMMA_COLUMNS, registers * 8 // DType(sums).itemsize)
     if each <= widest:

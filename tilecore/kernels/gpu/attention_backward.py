@@ -21,6 +21,7 @@ from tilecore.kernels.softmax_steps import LOG2_E
 
 ROWS = T.GemmWarpPolicy.FullRow  # warps own keys: weights and slopes stay with them
 AROUND, THREADS_AROUND = 32, 128  # rows of a block of the launches before and after, its threads
+MOST_KEPT = 64  # columns of keys and values that registers hold beside the sums
 WIDTH, HALF = 32, 16  # columns of a row of all banks, and of half of it
 
 
@@ -59,6 +60,14 @@ def _finish(dq: Any, dQ: Any, scale: float) -> None:
     with T.Kernel(T.ceildiv(SQ, AROUND), H, B, threads=THREADS_AROUND) as (bx, by, bz):
         for i, d in T.Parallel(AROUND, D):
             dQ[bz, by, bx * AROUND + i, d] = dq[bz, by, bx * AROUND + i, _place(i, d, D)] * scale
+
+
+@T.macro
+def _kept(tile: Any) -> Any:
+    """Return a tile in registers, where products that all have it read no shared memory."""
+    kept = T.alloc_fragment(tile.shape, tile.dtype)
+    T.copy(tile, kept)
+    return kept
 
 
 @T.macro
@@ -110,6 +119,8 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
             part = T.alloc_fragment((block_M, D), "float32")
             T.copy(K[bz, by, bx * block_N, 0], k)
             T.copy(V[bz, by, bx * block_N, 0], v)
+            keys_kept = _kept(k) if D <= MOST_KEPT else k
+            values_kept = _kept(v) if D <= MOST_KEPT else v
             T.clear(dk)
             T.clear(dv)
             first = T.max(bx * block_N - SK + SQ, 0) // block_M if causal else 0
@@ -120,8 +131,8 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
                     T.copy(dO[bz, head, row, 0], do)
                     T.copy(lse_of_2[bz, head, row], lse)
                     T.copy(delta[bz, head, row], sums)
-                    T.gemm(k, q, weights, transpose_B=True, policy=ROWS, clear_accum=True)
-                    T.gemm(v, do, slopes, transpose_B=True, policy=ROWS, clear_accum=True)
+                    T.gemm(keys_kept, q, weights, transpose_B=True, policy=ROWS, clear_accum=True)
+                    T.gemm(values_kept, do, slopes, transpose_B=True, policy=ROWS, clear_accum=True)
                     _weigh(weights, lse, scale, bx * block_N, row, problem)
                     T.copy(weights, w)
                     T.wgmma_gemm(w, do, dv, policy=ROWS)
