@@ -12,12 +12,17 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from tilecore.gpu_target import GpuTarget
 from tilecore.ir import nodes
 from tilecore.ir.analysis import writes
 from tilecore.ir.bounds import NON_NEGATIVE, interval
 from tilecore.ir.dtype import DType
+from tilecore.ir.evaluate import evaluate
 from tilecore.ir.expr import Call, Expr, ExprLike, Load, Var, binary, const, int_value
 from tilecore.ir.nodes import (
     RESIDENT,
@@ -45,6 +50,9 @@ LAYOUT = "layout"
 LEAST_STAGES = 2
 OPERANDS = 2  # tiles in flight: of one product, or of attention's two
 OTHER_REGISTERS = 24  # of a thread, beside fragments
+STEPS_OF_TILE = 1.5  # what a tile takes beside its loop, in steps of it
+MOST_UNEVEN = 1.035  # the most that a block has to do, of the mean
+KEPT_BYTES = 32 << 20  # what L2 keeps between tiles that read it: GPUs with TMA have 50 MB
 INT32 = DType("int32")
 
 
@@ -55,14 +63,14 @@ def run(func: PrimFunc, target: GpuTarget) -> PrimFunc:
 
 class _Launches(Rewriter):
     def __init__(self, target: GpuTarget) -> None:
-        self.target = target
+        self.target, self.workers = target, target.multiprocessors
 
     def visit_kernellaunch(self, launch: KernelLaunch) -> Stmt:
         total = int_value(_product(launch.grid))
-        workers = self.target.multiprocessors
-        if (total is not None and total <= workers) or not self._is_product(launch):
+        if (total is not None and total <= self.workers) or not self._is_product(launch):
             return launch
-        return _resident(launch, workers)
+        order = order_of(launch, self.workers)
+        return launch if order is None else _resident(launch, self.workers, order)
 
     def _is_product(self, launch: KernelLaunch) -> bool:
         """Return whether a block does nothing but a pipelined loop of products, and stores sums."""
@@ -79,10 +87,8 @@ class _Launches(Rewriter):
         known = int_value(stages) if isinstance(stages, Expr) else stages
         if loops[0].kind != "pipelined" or not isinstance(known, int) or known < LEAST_STAGES:
             return False
-        if not _is_of_sizes(loops[0].stop, stmts, launch) or any(
-            g not in walk(loops[0]) for g in gemms
-        ):
-            return False  # blocks that loop as long as others
+        if any(g not in walk(loops[0]) for g in gemms):
+            return False
         top = flat([launch.body])
         if loops[0] not in top or not self._fills(launch, known):
             return False
@@ -134,6 +140,58 @@ def _is_kept(buffer: nodes.Buffer) -> bool:
     return buffer.arrive_counts is not None or buffer.scope == "global" or is_open
 
 
+@dataclass(frozen=True, slots=True)
+class Order:
+    """In which order workers go through the tiles of a grid.
+
+    Attributes:
+        is_across: the first block index is the slowest, not the fastest.
+        is_turning: every other wave goes backwards.
+    """
+
+    is_across: bool = False
+    is_turning: bool = False
+
+    def axes(self, count: int) -> tuple[int, ...]:
+        """Return the axes of a grid, the fastest first."""
+        return (*range(1, count), 0) if self.is_across else tuple(range(count))
+
+
+def order_of(launch: KernelLaunch, workers: int) -> Order | None:
+    """Return in which order all workers have as much to do, or None.
+
+    Tiles of causal attention loop the longer the later their rows are: those of one length, of all
+    heads, are a few waves, if their keys and values stay in L2. Else heads follow each other.
+    """
+    stmts = list(walk(launch.body))
+    (loop,) = (s for s in stmts if isinstance(s, For))
+    if _is_of_sizes(loop.stop, stmts, launch):
+        return Order()
+    grid, first = [int_value(e) or 0 for e in launch.grid], launch.block_vars[0]
+    names = {n for n in walk_expr(loop.stop) if isinstance(n, Var)}
+    is_open = any(isinstance(n, (Call, Load)) for n in walk_expr(loop.stop))
+    if not all(grid) or names != {first} or is_open or _rows(launch):
+        return None
+    steps = np.array([int(evaluate(loop.stop, {first: x})) for x in range(grid[0])])
+    read = _bytes(list({s.src.buffer.root for s in walk(loop) if isinstance(s, Copy)}))
+    is_kept = read is not None and read <= KEPT_BYTES
+    orders = [Order(a, t) for a in ((True, False) if is_kept else (False,)) for t in (False, True)]
+    unevenness = [_unevenness(steps + STEPS_OF_TILE, grid, workers, o) for o in orders]
+    best = int(np.argmin(unevenness))
+    return orders[best] if unevenness[best] <= MOST_UNEVEN else None
+
+
+def _unevenness(costs: Any, grid: Sequence[int], workers: int, order: Order) -> float:
+    """Return what the worker with most to do has to, of the mean; ``costs`` by the first index."""
+    others = math.prod(grid[1:])
+    tiles = np.repeat(costs, others) if order.is_across else np.tile(costs, others)
+    waves = np.zeros((-(-len(tiles) // workers), workers))
+    waves.ravel()[: len(tiles)] = tiles
+    if order.is_turning:
+        waves[1::2] = waves[1::2, ::-1].copy()
+    return float(waves.sum(0).max() * workers / tiles.sum())
+
+
 def _is_of_sizes(expr: Expr, stmts: Sequence[Stmt], launch: KernelLaunch) -> bool:
     """Return whether a number follows from what is known before the launch."""
     named = {s.var for s in stmts if isinstance(s, nodes.Let)}
@@ -145,20 +203,25 @@ def _product(extents: Sequence[Expr]) -> Expr:
     return functools.reduce(lambda a, b: a * b, extents)
 
 
-def _resident(launch: KernelLaunch, workers: int) -> KernelLaunch:
+def _resident(launch: KernelLaunch, workers: int, order: Order) -> KernelLaunch:
     """Return a launch of at most so many blocks that go through the tiles of another one."""
     top = flat([launch.body])
     before = [s for s in top if isinstance(s, Alloc) or _is_layout(s)]
     after = [s for s in top if s not in before]
     worker, wave, tile = (Var(name, INT32) for name in ("worker", "wave", "tile"))
     total = _product(launch.grid)
-    places = _inside(_places(tile, launch.grid, _rows(launch)), launch.grid, tile)
+    axes = order.axes(len(launch.grid))
+    grid = [launch.grid[axis] for axis in axes]
+    places = _inside(_places(tile, grid, _rows(launch)), grid, tile)
     lets = [
-        nodes.Let(var, value, launch.span)
-        for var, value in zip(launch.block_vars, places, strict=True)
+        nodes.Let(launch.block_vars[axis], value, launch.span)
+        for axis, value in zip(axes, places, strict=True)
     ]
-    number = nodes.Let(tile, wave * workers + worker, launch.span)
-    guarded = If(tile < total, Seq((*lets, *after), launch.span), span=launch.span)
+    place = wave * workers + worker
+    if order.is_turning:
+        place = place + binary("mod", wave, 2) * (workers - 1 - worker * 2)
+    number = nodes.Let(tile, place, launch.span)
+    guarded = If(tile < total, Seq((*lets, *_fed(after)), launch.span), span=launch.span)
     waves = binary("floordiv", binary("max", total, 0) + (workers - 1), workers)
     loop = For(
         wave, const(0, "int32"), waves, const(1, "int32"), "serial",
@@ -168,6 +231,30 @@ def _resident(launch: KernelLaunch, workers: int) -> KernelLaunch:
         launch, block_vars=(worker,), grid=(binary("min", total, workers),),
         body=Seq((Annotate(RESIDENT, True, launch.span), *before, loop), launch.span),
     )  # fmt: skip
+
+
+def _fed(stmts: Sequence[Stmt]) -> list[Stmt]:
+    """Return the statements of a tile; what its loop multiplies all the time is brought ahead, too.
+
+    The copies before the loop and the loop are a pipeline of one turn: they begin as soon as the
+    tile before is done with.
+    """
+    places = [n for n, s in enumerate(stmts) if isinstance(s, For)]
+    operands = {r.buffer.root for s in walk(stmts[places[0]]) if isinstance(s, Gemm)
+                for r in (s.a, s.b)}  # fmt: skip
+    copies = [
+        n for n, s in enumerate(stmts[: places[0]])
+        if isinstance(s, Copy) and s.src.buffer.scope == "global" and s.dst.buffer in operands
+    ]  # fmt: skip
+    if not copies:
+        return list(stmts)
+    first, end = copies[0], places[0] + 1
+    span = stmts[first].span
+    once = For(
+        Var("once", INT32), const(0, "int32"), const(1, "int32"), const(1, "int32"), "pipelined",
+        Seq(tuple(stmts[first:end]), span), nodes.read_only({"num_stages": 1}), span=span,
+    )  # fmt: skip
+    return [*stmts[:first], once, *stmts[end:]]
 
 
 def _inside(places: Sequence[Expr], grid: Sequence[Expr], tile: Var) -> list[Expr]:

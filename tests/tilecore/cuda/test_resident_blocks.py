@@ -17,6 +17,7 @@ from tilecore.gpu_compiler import lower_gpu
 from tilecore.ir.expr import Var
 from tilecore.ir.nodes import KernelLaunch
 from tilecore.ir.visitor import walk
+from tilecore.kernels.attention import ATTENTION
 from tilecore.ordering import Verdict, judge, unneeded
 from tilecore.passes import panels, persistent
 from tilecore.target import parse_gpu_target
@@ -189,16 +190,58 @@ def test_blocks_that_loop_longer_begin_first(backwards):
 
 def test_softmax_beside_a_running_product_where_a_mask_is_conditional():
     """Only the sums that the mask is for are waited for, in the branch as before it."""
-    from tilecore.kernels.attention import ATTENTION
-
-    definition = ATTENTION.on("cuda")
-    sizes = {"batch": 1, "heads": 2, "kv_heads": 2, "seq_q": 256, "seq_kv": 256, "dim": 64}
-    problem = definition.parse_problem({**sizes, "causal": True, "dtype": "float16"})
-    func = definition.program(problem, dict(definition.default_config("cuda")))
+    _, func = attention(causal=True)
     kernel = lowered(func, "h100")[2].text.rpartition('extern "C"')[2]
     loop = kernel[kernel.rindex("#pragma unroll 1") :]
     assert loop.index("tc_wgmma_wait_1();") < loop.index("tc_exp2(")
     assert "exp2f(" not in kernel
+
+
+def attention(**fields):
+    definition = ATTENTION.on("cuda")
+    sizes = {"batch": 1, "heads": 4, "kv_heads": 2, "seq_q": 512, "seq_kv": 512, "dim": 64}
+    problem = definition.parse_problem({**sizes, "dtype": "float16", **fields})
+    return problem, definition.program(problem, dict(definition.default_config("cuda")))
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"causal": True, "heads": 6}, {"causal": True, "seq_q": 500, "seq_kv": 700, "batch": 2}],
+    ids=["whole", "causal", "causal, ragged"],
+)
+def test_attention_by_blocks_that_stay(fields):
+    """Queries come as keys do: by warps that load, as soon as those before are done with."""
+    problem, func = attention(**fields)
+    inputs = ATTENTION.inputs(problem, np.random.default_rng(8))
+    out = np.full(inputs[0].shape, np.nan, np.float16)
+    _, source = run(func, FEW, [*inputs, out])
+    assert source.entries[0].grid == (3, 1, 1)
+    kernel = source.text.rpartition('extern "C"')[2]
+    assert kernel.count("tc_tma_load_4d(") == 3
+    assert "cp_async" not in kernel
+    close(out, ATTENTION.reference(problem, inputs)[0], "float16")
+
+
+@pytest.mark.parametrize(
+    ("fields", "order"),
+    [
+        ({"seq_q": 4096, "seq_kv": 4096, "heads": 64}, (True, True)),
+        ({"seq_q": 2048, "seq_kv": 2048, "heads": 32, "kv_heads": 32, "batch": 4}, (False, True)),
+        ({"seq_q": 16384, "seq_kv": 16384, "heads": 16, "kv_heads": 16}, None),
+        ({"seq_q": 4096, "seq_kv": 4096, "heads": 64, "causal": False}, (False, False)),
+    ],
+    ids=["rows of all heads", "head by head", "uneven", "all alike"],
+)
+def test_all_blocks_have_as_much_to_do(fields, order):
+    _, func = attention(dim=128, **{"causal": True, **fields})
+    h100 = parse_gpu_target("h100")
+    (launch,) = [s for s in walk(panels.run(func, h100).body) if isinstance(s, KernelLaunch)]
+    found = persistent.order_of(launch, h100.multiprocessors)
+    assert found == (None if order is None else persistent.Order(*order))
+    func = persistent.run(panels.run(func, h100), h100)
+    (launch,) = [s for s in walk(func.body) if isinstance(s, KernelLaunch)]
+    assert len(launch.grid) == (3 if order is None else 1)
 
 
 def test_blocks_that_wait_for_others_keep_their_order():

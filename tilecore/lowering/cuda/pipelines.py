@@ -234,6 +234,7 @@ class BoxPipelines:
                         if self.is_first(copy):
                             builder.evaluate(ptx.barrier_wait().call(empty, index(1) - parity))
                         self._load(copy, box, self.barrier(copy, "full", stage), group)
+                self._produce(pipeline.loop.body)
             self.next_turn(pipeline)
         use_stage(self.owner, pipeline.copies, 0)
 
