@@ -7,11 +7,11 @@
 
 ``build`` compiles some configs of each of our kernels: the fastest of measurements
 (``tilecore import`` reads such files) and the recommender's. ``run`` checks every participant
-against a reference in float64, takes the fastest of each one's configs by a few calls, and times
-these in turns, twice: by events, each call after a write of more than L2 holds, and by replays of
-CUDA graphs of up to 20 calls back to back. It works in a process of its own that is started again
-without a participant which has broken or stopped it. Needs torch, Triton and cuda-bindings;
-TileLang takes part where it is installed.
+against a reference in float64, takes the fastest of each one's configs by a few calls, of close
+ones in turns, and times these, twice: by events, each call after a write of more than L2 holds, and
+by replays of CUDA graphs of up to 20 calls back to back. It works in a process of its own that is
+started again without a participant which has broken or stopped it. Needs torch, Triton and
+cuda-bindings; TileLang takes part where it is installed.
 """
 
 from __future__ import annotations

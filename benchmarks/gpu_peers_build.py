@@ -44,6 +44,22 @@ FURTHER: Mapping[str, Sequence[dict[str, Any]]] = {
     "grouped_gemm": [
         {"block_M": 128, "block_N": 256, "block_K": 64, "num_stages": 3, "threads": 256}
     ],
+    "linear_attention": [
+        {"chunk": c, "block_DV": v, "num_stages": n, "threads": t}
+        for c, v, n, t in (
+            (128, 32, 3, 128),
+            (128, 64, 2, 256),
+            (128, 64, 3, 256),
+            (64, 32, 4, 128),
+        )
+    ],
+    "attention_backward": [
+        {"block_M": 64, "block_N": 128, "num_stages": n, "threads": 256} for n in (2, 3)
+    ],
+    "conv2d": [
+        {"block_M": m, "block_N": 128, "block_K": 64, "num_stages": n, "threads": 256}
+        for m, n in ((128, 5), (128, 4), (256, 4), (256, 3))
+    ],
     "rms_norm": [{"block_M": 1, "threads": 128}, {"block_M": 1, "threads": 512}],
     "layer_norm": [{"block_M": 1, "threads": 128}, {"block_M": 1, "threads": 512}],
     "softmax": [{"block_M": 1, "threads": 256}, {"block_M": 1, "threads": 512}],
