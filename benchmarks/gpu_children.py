@@ -1,4 +1,4 @@
-"""Forked processes that each do a part of a run on a GPU and send messages: one may hang or die."""
+"""Processes that each do a part of a run on a GPU and send messages: one may hang or die."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-FORK = multiprocessing.get_context("fork")  # what the parent imported, nobody imports again
+SPAWN = multiprocessing.get_context("spawn")  # a fork has what the parent began of CUDA, and fails
 Work = Callable[[Connection], None]
 
 
 class Child:
-    """A process, and the pipe to it; what fork must not copy (CUDA) the parent must not have."""
+    """A process that does ``work``, which can be pickled, and the pipe to it."""
 
     def __init__(self, name: str, work: Work) -> None:
         self.name = name
-        self.pipe, theirs = FORK.Pipe()
-        self.process = FORK.Process(target=_run, args=(work, theirs))
+        self.pipe, theirs = SPAWN.Pipe()
+        self.process = SPAWN.Process(target=_run, args=(work, theirs))
         self.process.start()
         theirs.close()
         self.heard = time.monotonic()

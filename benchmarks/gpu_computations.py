@@ -3,7 +3,7 @@
     python benchmarks/gpu_computations.py [--out FILE] [--only REGEX] [--compiled REGEX]
         [--limit 120] [--device cuda | cpu | "emulated h200"]
 
-The functions of ``gpu_functions.py``, untuned. Each has a forked process: it compiles ours and
+The functions of ``gpu_functions.py``, untuned. Each has a process: it compiles ours and
 torch.compile's, all processes at once, and compares both with the function in float64. Then, one
 process after the other, ours, eager and compiled are timed in turns by events, a buffer larger than
 L2 written before each call. What compiling took is CPU time: ours (torch.compile's). On other
@@ -13,6 +13,7 @@ devices than "cuda" sizes are small: to try this file without a GPU.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import re
@@ -31,7 +32,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from gpu_children import FORK, Child, messages
+from gpu_children import SPAWN, Child, messages
 from gpu_functions import CASES, Case
 from gpu_peers_compare import Clock
 
@@ -39,7 +40,6 @@ ROUNDS, WARM_UP = 20, 3
 PREPARED, COMPILED = 0.7, 0.4  # of the whole time: the longest that all, and torch.compile, take
 TIMING_LIMIT_S = 15.0  # of a function
 TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 2e-2, torch.float32: 2e-3}
-EXACT = FORK.Lock()  # float64 takes room: one process at a time
 LOCK_LIMIT_S = 20.0
 
 
@@ -77,11 +77,17 @@ class CpuClock:
         return 1e3 * (time.perf_counter() - start)
 
 
+def work(name: str, device: str, compile_limit_s: float, exact: Any, pipe: Connection) -> None:
+    """Do what a function's process does; ``exact``: the lock of those that compute in float64."""
+    Bench(CASES[name], device, compile_limit_s, exact).work(pipe)
+
+
 class Bench:
     """One function's process."""
 
-    def __init__(self, case: Case, device: str, compile_limit_s: float) -> None:
+    def __init__(self, case: Case, device: str, compile_limit_s: float, exact: Any) -> None:
         self.case, self.device, self.compile_limit_s = case, device, compile_limit_s
+        self.lock = exact  # float64 takes room: one process at a time
         self.on_gpu = device == "cuda"
         self.args: tuple[Any, ...] = ()
         self.exact: list[Any] = []
@@ -109,7 +115,7 @@ class Bench:
             return made.mul_(scale).to(case.dtype)
 
         self.args = case.tensors(draw, *(case.sizes if self.on_gpu else case.small))
-        has_lock = EXACT.acquire(timeout=LOCK_LIMIT_S)
+        has_lock = self.lock.acquire(timeout=LOCK_LIMIT_S)
         try:
             found = case.function(*(a.double() for a in self.args))
             self.exact = [e.float() for e in _listed(found)]
@@ -117,7 +123,7 @@ class Bench:
             self.tidy()
         finally:
             if has_lock:
-                EXACT.release()
+                self.lock.release()
 
     def ours(self) -> dict[str, Any]:
         """Compile ours and compare it; what failed is said."""
@@ -207,25 +213,15 @@ def _listed(found: Any) -> list[Any]:
     return [found] if isinstance(found, torch.Tensor) else list(found)
 
 
-def warm() -> None:
-    """Import what compiling needs, once for all processes; nothing here may touch the GPU."""
-    import tilecore
-
-    x = torch.randn(64, 64).half()
-    tilecore.compute(lambda x: (x @ x).relu(), target="h200").plan(x)
-
-
 def run(device: str, only: str, compiled: str, limit_s: float, out: Path | None) -> None:
     """Prepare all functions at once, time one after the other, print and write what is found."""
-    start = time.monotonic()
-    warm()
-    print(f"[{time.monotonic() - start:5.1f} s] imported", flush=True)
+    start, lock = time.monotonic(), SPAWN.Lock()
     names = [name for name in CASES if re.search(only, name)]
     rows: dict[str, dict[str, Any]] = {name: {"name": name} for name in names}
     children = {}
     for name in names:
         compile_limit_s = COMPILED * limit_s if re.search(compiled, name) else 0.0
-        children[name] = Child(name, Bench(CASES[name], device, compile_limit_s).work)
+        children[name] = Child(name, functools.partial(work, name, device, compile_limit_s, lock))
     ready = prepared(list(children.values()), rows, start + PREPARED * limit_s)
     print(f"[{time.monotonic() - start:5.1f} s] {len(ready)} of {len(names)} prepared", flush=True)
     for name in names:

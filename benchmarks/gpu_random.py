@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import functools
 import json
 import os
 import runpy
@@ -122,6 +123,7 @@ KINDS: dict[str, tuple[Callable[[], Any], Check]] = {
 def search(kind: str, device: str, seed: int, until: float, pipe: Connection) -> None:
     """Draw and check until it is time; send each one's text before, and what is wrong after."""
     torch.set_num_threads(1)
+    computation_generator.FLOAT32_OPERANDS = TF32
     strategy, fault = KINDS[kind][0](), KINDS[kind][1]
 
     def check(drawn: Any) -> None:
@@ -158,7 +160,7 @@ def run(kind: str, device: str, given: argparse.Namespace) -> int:
 
     def another() -> Child:
         seed = next(seeds)
-        return Child(str(seed), lambda pipe: search(kind, device, seed, until, pipe))
+        return Child(str(seed), functools.partial(search, kind, device, seed, until))
 
     children = [another() for _ in range(given.jobs)]
     while children and time.monotonic() < until + SILENT_S:
@@ -200,12 +202,6 @@ def _note(
             file.write(json.dumps(faults[-1]) + "\n")
 
 
-def warm() -> None:
-    """Import what compiling needs, once for all processes; nothing here may touch the GPU."""
-    x = torch.randn(16, 16).half()
-    tilecore.compute(lambda x: (x @ x).relu(), target="h200").plan(x)
-
-
 def main() -> int:
     """Search one kind."""
     parser = argparse.ArgumentParser(
@@ -218,10 +214,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    computation_generator.FLOAT32_OPERANDS = TF32
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TILECORE_DATA_DIR"] = folder
-        warm()
         return 1 if run(given.kind, given.device, given) else 0
 
 
