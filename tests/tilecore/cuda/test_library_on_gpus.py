@@ -17,6 +17,8 @@ from tilecore.codegen.nvrtc import compile_cuda, load_nvrtc
 from tilecore.emulator import ALL_SCHEDULES, LATE
 from tilecore.inference.gpu.banks import bank_uses, explain_conflicts
 from tilecore.ir.analysis import output_positions
+from tilecore.ir.nodes import For, KernelLaunch, Reduce
+from tilecore.ir.visitor import walk
 from workers.correctness import compare, tolerance
 
 BF16 = {"dtype": "bfloat16", "out_dtype": "bfloat16"}
@@ -146,6 +148,26 @@ def test_rows_of_any_length_take_all_threads(name, n, threads, held, target):
     found = {b.name: d for b, d in launch.fragments.items()}
     assert found["x"].slots == held
     assert not found["x"].copies
+
+
+@pytest.mark.parametrize("axis", ["n", "m"])
+@pytest.mark.parametrize("op", ["max", "min", "mean"])
+def test_threads_join_results_once_and_keep_nan(op, axis):
+    definition = kernels.get("reduction").on("cuda")
+    problem = definition.parse_problem({"m": 70, "n": 300, "op": op, "axis": axis})
+    func = definition.program(
+        problem, {"block_M": 4, "block_N": 64, "splits": 2, "threads": 64}
+    )  # fmt: skip
+    x = np.random.default_rng(5).standard_normal((70, 300), np.float32)
+    x[3, 5], x[41, :], x[69, 299] = np.nan, np.nan, np.inf
+    y = np.zeros(70 if axis == "n" else 300, np.float32)
+    run_emulated(func, "h100", [x, y], ALL_SCHEDULES)
+    wanted = getattr(np, op)(x.astype(np.float64), axis=1 if axis == "n" else 0)
+    np.testing.assert_allclose(y, wanted, rtol=1e-5, atol=1e-5)
+    first, _ = [s for s in walk(func.body) if isinstance(s, KernelLaunch)]
+    loops = [s for s in walk(first.body) if isinstance(s, For)]
+    assert len(loops) == 1
+    assert not any(isinstance(s, Reduce) for s in walk(loops[0]))
 
 
 def test_experts_without_rows_and_offsets_beyond_the_tensor():
