@@ -172,7 +172,7 @@ def order_of(launch: KernelLaunch, workers: int) -> Order | None:
     is_open = any(isinstance(n, (Call, Load)) for n in walk_expr(loop.stop))
     if not all(grid) or names != {first} or is_open or _rows(launch):
         return None
-    steps = np.array([int(evaluate(loop.stop, {first: x})) for x in range(grid[0])])
+    steps = np.asarray(evaluate(loop.stop, {first: np.arange(grid[0])}))
     read = _bytes(list({s.src.buffer.root for s in walk(loop) if isinstance(s, Copy)}))
     is_kept = read is not None and read <= KEPT_BYTES
     orders = [Order(a, t) for a in ((True, False) if is_kept else (False,)) for t in (False, True)]
