@@ -62,6 +62,22 @@ def test_a_fragment_of_float16_is_summed_up_in_float16(target, how, trans):
     assert np.all(np.abs(c - left @ right) <= bound)
 
 
+@pytest.mark.few(2)
+@pytest.mark.parametrize(
+    ("tile", "warps", "columns"),
+    [((64, 64), (1, 2), 32), ((64, 128), (1, 2), 64), ((64, 192), (1, 1), 192)],
+    ids=["within a panel", "between panels", "no cut but across panels"],
+)
+def test_warpgroups_side_by_side_cut_tiles_between_panels_or_within_one(tile, warps, columns):
+    size = (64, tile[1], 96)
+    func = gemm(*size, (*tile, 32), 2, "bfloat16", "float32", threads=256)
+    a, b = operands(np.random.default_rng(4), size, "bfloat16", (False, False))
+    c, product = multiply(func, "h100", a, b, "float32", schedules=ALL_SCHEDULES)
+    assert (product.warps, product.shape[1]) == (warps, columns)
+    left, right = matrices(a, b, (False, False))
+    np.testing.assert_allclose(c, left @ right, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("target", ["rtx4090", "h100", "rtx5090"])
 def test_products_of_float8_are_summed_up_in_float16(target):
     size = (64, 64, 128)
