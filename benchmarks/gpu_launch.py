@@ -65,7 +65,7 @@ class Recorded(CudaDriver):
 
 def raw_launch(driver: Recorded) -> Callable[[], Any]:
     """Return the driver's own launch of the last kernel that ran, for the same arguments."""
-    kernel, grid, block, _, shared_bytes, parameters = driver.asked[-1]
+    kernel, grid, block, _, shared_bytes, parameters, _ = driver.asked[-1]
     launch = driver._api.cuLaunchKernel
     fixed = (kernel, *grid, *block, shared_bytes, driver.stream(0), parameters, 0)
     return lambda: launch(*fixed)

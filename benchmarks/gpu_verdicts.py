@@ -370,7 +370,7 @@ def _launch(
     kernel = driver.kernel(library, entry.name, 0, shared)
     launch = driver.launcher(
         kernel, grid, three(entry.block), three(entry.cluster), shared,
-        ctypes.addressof(parameters),
+        ctypes.addressof(parameters), entry.is_chained,
     )  # fmt: skip
     launch(driver.stream(0))
 

@@ -31,7 +31,10 @@ class KernelArgument:
 
 @dataclass(frozen=True, slots=True)
 class KernelEntry:
-    """One launch of a kernel."""
+    """One launch of a kernel.
+
+    ``is_chained``: it may begin before those before have ended, for which it waits itself.
+    """
 
     name: str
     arguments: tuple[KernelArgument, ...]
@@ -39,6 +42,7 @@ class KernelEntry:
     block: tuple[Extent, Extent, Extent]
     cluster: tuple[Extent, Extent, Extent]
     shared_bytes: Extent
+    is_chained: bool = False
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> KernelEntry:

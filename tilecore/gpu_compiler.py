@@ -19,10 +19,11 @@ from tilecore.inference.gpu.options import GpuOptions
 from tilecore.inference.gpu.plan import GpuPlan
 from tilecore.inference.races import check_races
 from tilecore.inference.tile_bounds import check_tile_bounds
+from tilecore.ir.analysis import chains
 from tilecore.ir.clusters import refuse_clusters
 from tilecore.ir.dims import dimensions
 from tilecore.ir.expr import Expr, int_value
-from tilecore.ir.nodes import Alloc, PrimFunc
+from tilecore.ir.nodes import Alloc, KernelLaunch, PrimFunc
 from tilecore.ir.printer import Namer, format_expr, format_func
 from tilecore.ir.scaled_gemm import without_factors
 from tilecore.ir.vendor import refuse_cuda_source
@@ -142,16 +143,33 @@ def lower_gpu(
         source = generate_with_sources(program, target, func.attrs, fast_math=options.fast_math)
     else:
         source = generate(program.func, target, fast_math=options.fast_math)
-    source = replace(source, entries=tuple(_guarded(program, source.entries)))
+    source = _launched(program, source, target)
     if observer is not None:
         observer("launches", source.entries)
         observer("cuda", source.text)
     return plan, program, source
 
 
-def _guarded(program: LoweredProgram, entries: Sequence[KernelEntry]) -> Iterator[KernelEntry]:
-    """Yield launches whose grids are empty where another version of the launch runs."""
-    for entry, guard in zip(entries, program.guards, strict=True):
+def _launched(program: LoweredProgram, source: CudaSource, target: GpuTarget) -> CudaSource:
+    """Return the source with its launches as the program asks.
+
+    Where one waits for those before itself, memory changes while it runs: a compiler that is told
+    otherwise (``__restrict__``) may load before the wait.
+    """
+    entries = tuple(_guarded(program, source.entries, target))
+    if not any(entry.is_chained for entry in entries):
+        return replace(source, entries=entries)
+    text, emulated = (t.replace(" __restrict__", "") for t in (source.text, source.emulated))
+    return replace(source, text=text, emulated=emulated, entries=entries)
+
+
+def _guarded(
+    program: LoweredProgram, entries: Sequence[KernelEntry], target: GpuTarget
+) -> Iterator[KernelEntry]:
+    """Yield launches; grids are empty where another version of the launch runs."""
+    for made, launch, guard in zip(entries, program.launches, program.guards, strict=True):
+        is_chained = isinstance(launch, KernelLaunch) and chains(launch, "wait")
+        entry = replace(made, is_chained=is_chained and target.chains_launches)
         if guard is None:
             yield entry
             continue

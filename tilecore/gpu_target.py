@@ -119,6 +119,11 @@ class GpuTarget:
         return self.has("sm_90") and self.arch[-1] == "a"
 
     @property
+    def chains_launches(self) -> bool:
+        """Whether a launch may begin before the one before has ended, and wait for it itself."""
+        return self.kind == "cuda" and self.has("sm_90")
+
+    @property
     def has_clusters(self) -> bool:
         """Whether blocks of a cluster run together and reach each other's shared memory."""
         return self.has("sm_90")

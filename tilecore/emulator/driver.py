@@ -73,9 +73,10 @@ class EmulatedDriver:
 
     def launcher(
         self, kernel: tuple[EmulatedKernels, str], grid: Sequence[int], block: Sequence[int],
-        cluster: Sequence[int], shared_bytes: int, parameters: int,
+        cluster: Sequence[int], shared_bytes: int, parameters: int, is_chained: bool = False,
     ) -> Callable[[int], None]:  # fmt: skip
         """Return what runs the kernel; that raises EmulationError (TC307)."""
+        _ = is_chained  # each launch ends here before the next one begins
         library, name = kernel
 
         def launch(stream: int) -> None:

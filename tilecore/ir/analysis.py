@@ -8,7 +8,7 @@ from tilecore.ir import nodes
 from tilecore.ir.cuda_source import written_by
 from tilecore.ir.expr import Const, Expr, Var, int_value
 from tilecore.ir.fold import reducer_update
-from tilecore.ir.nodes import Buffer, PrimFunc, Region, Stmt
+from tilecore.ir.nodes import Buffer, KernelLaunch, PrimFunc, Region, Stmt
 from tilecore.ir.visitor import expressions, flat, loads, walk, walk_expr
 
 
@@ -194,3 +194,9 @@ def sets(stmt: Stmt) -> list[Buffer]:
             return [] if prev is None else [prev]
         case _:
             return writes(stmt)
+
+
+def chains(launch: KernelLaunch, how: str) -> bool:
+    """Return whether a launch says "trigger", or "wait" (``T.pdl_trigger``, ``T.pdl_sync``)."""
+    hint = (nodes.LAUNCHES, how)
+    return any(isinstance(s, nodes.Annotate) and (s.key, s.value) == hint for s in walk(launch))

@@ -63,6 +63,7 @@ LOOP_KINDS = ("serial", "pipelined", "unroll", "vectorized")
 THREADS = "threads"  # kind of a loop over the threads of a block, none of which sees another
 RUNS_ON = "runs_on"  # annotation of a copy
 RESIDENT = "resident"  # of a launch whose blocks go through tiles, no two of which overlap
+LAUNCHES = "launches"  # key of an Annotate: "trigger", "wait" (T.pdl_trigger, T.pdl_sync)
 NOTE = "note"  # key of an Annotate: what a pass has to say about a launch
 COALESCED_WIDTH = "coalesced_width"  # annotation of a Parallel: neighbours along its last loop
 SHUFFLES = ("shfl", "shfl_xor", "shfl_up", "shfl_down")
@@ -469,7 +470,8 @@ class Annotate(Stmt):
     """A hint, which never changes the meaning.
 
     ``swizzle`` (panel_size, order, enable), ``layout`` (mapping Buffer -> Layout), or ``registers``
-    (of each thread that comes by, whether these are more than before), or ``NOTE``, a text.
+    (of each thread that comes by, whether these are more than before), ``LAUNCHES``, or ``NOTE``,
+    a text.
     """
 
     key: str

@@ -10,7 +10,7 @@ from tilecore.frontend.builder import current
 from tilecore.frontend.signature import tensor_spec
 from tilecore.ir.expr import Expr, ExprLike, Load, Var, as_bool, as_expr, cast, const, int_value
 from tilecore.ir.expr import select as if_then_else
-from tilecore.ir.nodes import RUNS_ON, Annotate, Buffer, ClusterCopy, Copy, For
+from tilecore.ir.nodes import LAUNCHES, RUNS_ON, Annotate, Buffer, ClusterCopy, Copy, For
 from tilecore.language.barrier import arrive, barrier_element
 from tilecore.language.copy import copy, copy_tile
 from tilecore.language.gemm import GemmWarpPolicy, emit_gemm, gemm
@@ -335,6 +335,24 @@ def annotate_consumer_reg_alloc(reg_count: Any = 240) -> None:
     set_max_nreg(reg_count, 1)
 
 
+def pdl_trigger() -> None:
+    """Let the launch behind this one begin (programmatic dependent launch), where it has pdl_sync.
+
+    It begins once all blocks have come by here, or have ended: from sm_90 on, elsewhere later.
+    """
+    builder = current()
+    builder.emit(Annotate(LAUNCHES, "trigger", builder.span))
+
+
+def pdl_sync() -> None:
+    """Let this launch begin before the ones before have ended; it waits for them at its beginning.
+
+    From sm_90 on; elsewhere launches follow each other. A launch is on its way meanwhile.
+    """
+    builder = current()
+    builder.emit(Annotate(LAUNCHES, "wait", builder.span))
+
+
 # --- what changes nothing --------------------------------------------------------------------
 
 
@@ -361,8 +379,6 @@ ptx_commit_group = _without_effect("ptx_commit_group", _COMPLETE)
 ptx_wait_group = _without_effect("ptx_wait_group", _COMPLETE)
 cp_async_commit = _without_effect("cp_async_commit", _COMPLETE)
 cp_async_wait = _without_effect("cp_async_wait", _COMPLETE)
-pdl_trigger = _without_effect("pdl_trigger", "kernels run one after the other")
-pdl_sync = _without_effect("pdl_sync", "kernels run one after the other")
 deallocate_tmem = _without_effect("deallocate_tmem", "a tile lives as long as its block")
 no_set_max_nreg = _without_effect("no_set_max_nreg", _REGISTERS)
 disable_warp_group_reg_alloc = _without_effect("disable_warp_group_reg_alloc", _REGISTERS)

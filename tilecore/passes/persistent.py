@@ -121,7 +121,7 @@ class _Launches(Rewriter):
 
 def _is_awaited(stmt: Stmt) -> bool:
     """Return whether a statement is one of those that the program waits for, or such a wait."""
-    is_hint = isinstance(stmt, Annotate) and stmt.key in (SWIZZLE, LAYOUT)
+    is_hint = isinstance(stmt, Annotate) and stmt.key in (SWIZZLE, LAYOUT, nodes.LAUNCHES)
     runs_on = isinstance(stmt, Copy) and RUNS_ON in stmt.annotations
     return runs_on or (isinstance(stmt, Annotate) and not is_hint)
 

@@ -192,7 +192,7 @@ class CudaKernel:
         bound.launches.append(
             self._driver.launcher(
                 kernel, grid, three(entry.block), three(entry.cluster), shared,
-                ctypes.addressof(parameters),
+                ctypes.addressof(parameters), entry.is_chained,
             )
         )  # fmt: skip
 

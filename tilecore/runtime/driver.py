@@ -6,7 +6,7 @@ import ctypes
 import functools
 import importlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -70,11 +70,12 @@ class Driver(Protocol):
 
     def launcher(
         self, kernel: Any, grid: Sequence[int], block: Sequence[int], cluster: Sequence[int],
-        shared_bytes: int, parameters: int,
+        shared_bytes: int, parameters: int, is_chained: bool,
     ) -> Callable[[int], None]:  # fmt: skip
         """Return what launches a kernel on a stream, which it is given.
 
-        ``parameters`` is the address of an array of addresses, read at each launch.
+        ``parameters`` is the address of an array of addresses, read at each launch;
+        ``is_chained``: it may begin before the launches before have ended.
         """
 
 
@@ -216,15 +217,17 @@ class CudaDriver(TorchDevices):
 
     def launcher(
         self, kernel: Any, grid: Sequence[int], block: Sequence[int], cluster: Sequence[int],
-        shared_bytes: int, parameters: int,
+        shared_bytes: int, parameters: int, is_chained: bool = False,
     ) -> Callable[[int], None]:  # fmt: skip
         """Return what launches a kernel on a stream, which it is given.
 
-        ``parameters`` is the address of an array of addresses, read at each launch.
+        ``parameters`` is the address of an array of addresses, read at each launch;
+        ``is_chained``: it may begin before the launches before have ended.
         """
         done = self._done
-        if tuple(cluster) != (1, 1, 1):
-            return self._cluster_launcher(kernel, grid, block, cluster, shared_bytes, parameters)
+        attributes = list(self._attributes(cluster, is_chained))
+        if attributes:
+            return self._launcher_with(attributes, kernel, grid, block, shared_bytes, parameters)
         start = functools.partial(self._api.cuLaunchKernel, kernel, *grid, *block, shared_bytes)
 
         def launch(stream: int) -> None:
@@ -234,19 +237,32 @@ class CudaDriver(TorchDevices):
 
         return launch
 
-    def _cluster_launcher(
-        self, kernel: Any, grid: Sequence[int], block: Sequence[int], cluster: Sequence[int],
+    def _attributes(self, cluster: Sequence[int], is_chained: bool) -> Iterator[Any]:
+        """Yield what a launch asks for beside its grid."""
+        api = self._api
+        names = api.CUlaunchAttributeID
+        if tuple(cluster) != (1, 1, 1):
+            attribute = api.CUlaunchAttribute()
+            attribute.id = names.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            value = attribute.value.clusterDim
+            value.x, value.y, value.z = cluster
+            yield attribute
+        if is_chained:
+            attribute = api.CUlaunchAttribute()
+            attribute.id = names.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            yield attribute
+
+    def _launcher_with(
+        self, attributes: Sequence[Any], kernel: Any, grid: Sequence[int], block: Sequence[int],
         shared_bytes: int, parameters: int,
     ) -> Callable[[int], None]:  # fmt: skip
         api, done = self._api, self._done
-        config, attribute = api.CUlaunchConfig(), api.CUlaunchAttribute()
-        attribute.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        value = attribute.value.clusterDim
-        value.x, value.y, value.z = cluster
+        config = api.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX, config.blockDimY, config.blockDimZ = block
         config.sharedMemBytes = shared_bytes
-        config.attrs, config.numAttrs = [attribute], 1
+        config.attrs, config.numAttrs = list(attributes), len(attributes)
         start = api.cuLaunchKernelEx
 
         def launch(stream: int) -> None:

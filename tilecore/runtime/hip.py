@@ -97,10 +97,11 @@ class HipDriver(TorchDevices):
 
     def launcher(
         self, kernel: Any, grid: Sequence[int], block: Sequence[int], cluster: Sequence[int],
-        shared_bytes: int, parameters: int,
+        shared_bytes: int, parameters: int, is_chained: bool = False,
     ) -> Callable[[int], None]:  # fmt: skip
         """Return what launches a kernel on a stream, which it is given."""
-        _ = cluster, shared_bytes  # no program for an AMD GPU has one; the code says how much
+        # No program for an AMD GPU has clusters or chains; its code says how much is shared.
+        _ = cluster, shared_bytes, is_chained
         call = "hipModuleLaunchKernel"
         if any(
             blocks * threads >= MOST_THREADS for blocks, threads in zip(grid, block, strict=True)

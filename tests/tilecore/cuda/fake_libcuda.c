@@ -61,15 +61,16 @@ int cuLaunchKernel(void* f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, 
 struct Config {
   unsigned grid[3], block[3], shared;
   void* stream;
-  struct { int id; char pad[4]; unsigned cluster[16]; }* attributes;
+  struct { int id; char pad[4]; unsigned value[16]; }* attributes;
   unsigned count;
 };
 int cuLaunchKernelEx(const struct Config* c, void* f, void** parameters, void** extra) {
-  NOTE("launch %p grid %u %u %u block %u %u %u shared %u stream %p attributes %u: %d %u %u %u "
-       "extra %p: %llx\n", f, c->grid[0], c->grid[1], c->grid[2], c->block[0], c->block[1],
-       c->block[2], c->shared, c->stream, c->count, c->attributes[0].id,
-       c->attributes[0].cluster[0], c->attributes[0].cluster[1], c->attributes[0].cluster[2],
-       (void*)extra, *(u64*)parameters[0]);
+  NOTE("launch %p grid %u %u %u block %u %u %u shared %u stream %p with", f, c->grid[0],
+       c->grid[1], c->grid[2], c->block[0], c->block[1], c->block[2], c->shared, c->stream);
+  for (unsigned i = 0; i < c->count; ++i)
+    NOTE(" %d: %u %u %u", c->attributes[i].id, c->attributes[i].value[0],
+         c->attributes[i].value[1], c->attributes[i].value[2]);
+  NOTE(" extra %p: %llx\n", (void*)extra, *(u64*)parameters[0]);
   return 0;
 }
 int cuTensorMapEncodeTiled(void* map, int type, unsigned rank, void* address, const u64* extents,

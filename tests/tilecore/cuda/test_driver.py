@@ -32,7 +32,9 @@ stream = driver.stream(1)
 assert [driver.on(1), driver.on(1)] == [None, None]
 alone = driver.launcher(kernel, (1, 2, 3), (128, 1, 1), (1, 1, 1), 4096, where)
 cluster = driver.launcher(kernel, (4, 2, 1), (384, 1, 1), (2, 1, 1), 512, where)
-for launch in (alone, cluster, cluster):
+chained = driver.launcher(kernel, (4, 1, 1), (128, 1, 1), (1, 1, 1), 0, where, True)
+both = driver.launcher(kernel, (4, 1, 1), (128, 1, 1), (2, 1, 1), 0, where, True)
+for launch in (alone, cluster, cluster, chained, both):
     launch(stream)
 memory = (ctypes.c_ubyte * 256)()
 target = ctypes.addressof(memory) + -ctypes.addressof(memory) % 128
@@ -57,8 +59,10 @@ attribute 8 = 65536 of 0x22 on 1
 context of 1 retained
 context 0x33 entered
 launch 0x22 grid 1 2 3 block 128 1 1 shared 4096 stream 0x77 extra (nil): abcd 42
-launch 0x22 grid 4 2 1 block 384 1 1 shared 512 stream 0x77 attributes 1: 4 2 1 1 extra (nil): abcd
-launch 0x22 grid 4 2 1 block 384 1 1 shared 512 stream 0x77 attributes 1: 4 2 1 1 extra (nil): abcd
+launch 0x22 grid 4 2 1 block 384 1 1 shared 512 stream 0x77 with 4: 2 1 1 extra (nil): abcd
+launch 0x22 grid 4 2 1 block 384 1 1 shared 512 stream 0x77 with 4: 2 1 1 extra (nil): abcd
+launch 0x22 grid 4 1 1 block 128 1 1 shared 0 stream 0x77 with 6: 1 0 0 extra (nil): abcd
+launch 0x22 grid 4 1 1 block 128 1 1 shared 0 stream 0x77 with 4: 2 1 1 6: 1 0 0 extra (nil): abcd
 map (at a multiple of 128: 1) type 6 rank 2 at 0x10000: 256 512 / 1024 / 64 128 / 1 1 / 0 3 2 0
 map (at a multiple of 128: 1) type 7 rank 1 at 0x10000: 100 0 / 0 / 32 0 / 1 0 / 0 0 2 0
 kernel absent of 0x11"""

@@ -38,7 +38,7 @@ Fault = tuple[str, str]
 ARITY: Mapping[str, int] = {
     **dict.fromkeys(BINARY_OPS, 2), **dict.fromkeys(UNARY_OPS, 1), "select": 3,
 }  # fmt: skip
-HINTS = ("swizzle", "layout", "registers", "wait_stores", "wait_products")
+HINTS = ("swizzle", "layout", "registers", "wait_stores", "wait_products", nodes.LAUNCHES)
 WORDS = ("var", "const", "load", "cast", "reinterpret", "call", *ARITY)
 ARGUMENTS: Mapping[str, int] = {
     **dict.fromkeys(CALLS, 1),
@@ -177,6 +177,8 @@ def _is_hint(key: str, value: Any) -> bool:
             )
         case "registers" | "wait_stores", (int(), bool()):
             return int(value[0]) >= 0
+        case nodes.LAUNCHES, "trigger" | "wait":
+            return True
         case "wait_products", int():
             return value >= 0
         case _:

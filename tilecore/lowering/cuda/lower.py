@@ -16,7 +16,7 @@ from tilecore.inference.gpu.registers import PRODUCER_THREADS, traded
 from tilecore.inference.gpu.scratch import BARRIER_BYTES, SCRATCH_BYTES
 from tilecore.ir import nodes
 from tilecore.ir.alike import alike_stores
-from tilecore.ir.analysis import pads
+from tilecore.ir.analysis import chains, pads
 from tilecore.ir.bounds import NON_NEGATIVE
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Var, cast, const, int_value
@@ -136,6 +136,8 @@ class LaunchLowering:
             accessor.thread = self.number = self.builder.bind(number)
             accessor.thread_count = self.plan.thread_count
             self._number_warpgroup()
+            if self.target.chains_launches and chains(launch, "wait"):
+                self.builder.evaluate(ptx.await_launches().call())
             for stmt in prelude:
                 self.inner(stmt)
             self._memory()
@@ -407,9 +409,15 @@ class LaunchLowering:
             case nodes.Print():
                 emit_print(accessor, stmt)
             case nodes.Annotate() | nodes.Pad():
-                pass
+                self._hint(stmt)
             case _:
                 raise unsupported(stmt, self.target, "no code for it yet")
+
+    def _hint(self, stmt: Stmt) -> None:
+        match stmt:
+            case nodes.Annotate(key=nodes.LAUNCHES, value="trigger"):
+                if self.target.chains_launches:
+                    self.builder.evaluate(ptx.launch_dependents().call())
 
     def _branch(self, body: Stmt) -> None:
         with self.meetings.perhaps(), self.running.branch(body):

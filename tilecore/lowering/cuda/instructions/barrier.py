@@ -220,6 +220,20 @@ def fence_async(of_cluster: bool = False) -> Instruction:
 
 
 @functools.cache
+def launch_dependents() -> Instruction:
+    """Return ``()``: the launch behind this one may begin when all blocks have come by here."""
+    return Instruction(
+        "tc_launch_dependents", "", asm("griddepcontrol.launch_dependents;"), ";", arch="sm_90"
+    )
+
+
+@functools.cache
+def await_launches() -> Instruction:
+    """Return ``()``: wait until the launches before have ended, and see what they wrote."""
+    return Instruction("tc_await_launches", "", asm("griddepcontrol.wait;"), ";", arch="sm_90")
+
+
+@functools.cache
 def thread_fence(scope: str = "gpu") -> Instruction:
     """Return ``()``: order this thread's memory accesses; scope "cta", "gpu" or "sys"."""
     name = {"cta": "__threadfence_block", "gpu": "__threadfence", "sys": "__threadfence_system"}
