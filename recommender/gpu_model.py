@@ -317,9 +317,12 @@ class _LaunchModel:
         )
         seen: set[tuple[Buffer, tuple[int, ...]]] = set()
         for (op, access), once in zip(reads, unique, strict=True):
-            moved = numbers(access.tile_bytes, self.columns) * self._trips(op) * self.count
+            of_block = numbers(access.tile_bytes, self.columns) * self._trips(op)
+            moved = of_block * self.count
             boxes = self._boxes_of_wave(access, wave)
-            of_wave = boxes * numbers(access.tile_bytes, self.columns) * self._trips(op)
+            # Blocks share boxes, and boxes overlap, where all together are more than the tensor.
+            several = self._boxes_of_wave(access, self.count) * of_block / np.maximum(1.0, once)
+            of_wave = np.maximum(1.0, boxes / np.maximum(1.0, several)) * of_block
             again = of_wave * waves
             read = np.where(fits, once, np.clip(again, once, np.maximum(once, moved)))
             key = access.buffer, tuple(access.block_axes)
