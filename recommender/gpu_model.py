@@ -111,7 +111,8 @@ class _LaunchModel:
     def terms(self) -> tuple[dict[str, Floats], dict[str, Floats]]:
         """Return (terms of the time, what each resource alone needs)."""
         k, hardware, block = self.k, self.hardware, self.block
-        tensor, fma, work = self._tensor_s(), self._fma_s(), self._work_s()
+        tensor, fma, work = self._tensor_s(), self._fma_s(), self._work_s(in_loops=True)
+        after = self._work_s(in_loops=False)
         shared = self._shared_bytes() / (SHARED_BYTES_PER_CLOCK * hardware.clock_hz)
         updated = self._added_bytes()  # which the graph has among what is read and written
         loaded = numbers(self.launch.block_bytes(writes=False), self.columns) - updated
@@ -137,9 +138,10 @@ class _LaunchModel:
             is_ahead, _side_by_side(busy, moved, load, waiting, added),
             _side_by_side(busy, moved, added) + _side_by_side(load, waiting),
         )  # fmt: skip
-        alone = inner + store + overhead
+        alone = inner + after / share + store + overhead
         each_step = k.issue_clocks * self._threads() / WARPGROUP / hardware.clock_hz
-        most = _side_by_side(tensor, computed + steps * each_step, shared, load + store, added)
+        issued = computed + after + steps * each_step
+        most = _side_by_side(tensor, issued, shared, load + store, added)
 
         resident = np.maximum(1.0, block.resident)
         wave = hardware.cores * resident
@@ -147,7 +149,7 @@ class _LaunchModel:
         moving = np.maximum(load + store, memory * hardware.cores / self.count)
         # Its load passes the way from L2 behind the queue: counted without that, first choices of
         # split K fall from 0.99 to 0.84 of the fastest (p10; benchmarks/data/h200).
-        thinking = _side_by_side(busy, added) + waiting + overhead
+        thinking = _side_by_side(busy, added) + after + waiting + overhead
         takes_turns = not self.products and may_hold(~is_ahead)
 
         def together(blocks: Floats) -> Floats:
@@ -164,7 +166,7 @@ class _LaunchModel:
         time_s = np.where(block.resident > 0, _side_by_side(grid_s, memory), np.inf)
         scale = self.count / hardware.cores
         resources = {
-            "tensor": tensor * scale, "fma": fma * scale, "work": work * scale,
+            "tensor": tensor * scale, "fma": fma * scale, "work": (work + after) * scale,
             "shared": shared * scale, "l2": np.maximum(load + store, added) * scale,
             "waiting": (waiting + overhead) * self.count / wave, "memory": memory,
         }  # fmt: skip
@@ -237,17 +239,21 @@ class _LaunchModel:
         peaks = self.hardware.peak_flop_per_s
         return peaks.get("float32_fma", peaks["float32"])
 
-    def _work_s(self) -> Floats:
+    def _work_s(self, *, in_loops: bool) -> Floats:
         """Return the time of what is neither a product nor a copy: folds, exponentials, sums.
 
-        Operands that threads convert for a product are part of it.
+        Operands that threads convert for a product are part of it. Beside no products all of it is
+        as in loops.
         """
         lanes = self._lanes_flop() / 2 / self.hardware.cores * self.k.work_efficiency
         special_rate = SPECIAL_PER_CLOCK * self.hardware.clock_hz
         plain = special = numbers(0, self.columns)
         for p in self.products:
-            plain = plain + p.conversions * self._trips(p.op)
+            if bool(p.op.loops) == in_loops:
+                plain = plain + p.conversions * self._trips(p.op)
         for op in self.launch.ops:
+            if (bool(op.loops) or not self.products) != in_loops:
+                continue
             if isinstance(op.stmt, Copy) and op.stmt.src.dtype == op.stmt.dst.dtype:
                 continue  # moved, not computed
             for work in op.work:

@@ -116,6 +116,7 @@ class BlockResources:
         registers: of a thread, estimated.
         least_registers: of a thread whose operands come as late as they can.
         resident: blocks that a multiprocessor holds at a time; 0: none fits.
+        stays: whether a block computes one tile after another, and loads the next meanwhile.
         stages: of the deepest pipelined loop.
     """
 
@@ -126,6 +127,7 @@ class BlockResources:
     registers: Floats
     least_registers: Floats
     resident: Floats
+    stays: Mask
     stages: Floats
 
 
@@ -178,7 +180,9 @@ def block_resources(
     registers, least = held + beside, held + np.minimum(beside, LEAST_REGISTERS)
     total = threads + (PRODUCER_THREADS if stages and target.has_tma else 0)
     resident = _resident(threads, total, held, registers, shared, target)
-    return BlockResources(total, shared, sectors, by_tiles, registers, least, resident, deepest)
+    return BlockResources(
+        total, shared, sectors, by_tiles, registers, least, resident, stays, deepest
+    )
 
 
 def numbers(expr: ExprLike, columns: Columns) -> Floats:
