@@ -35,6 +35,7 @@ SHARED_BYTES_PER_CLOCK = 128  # of a multiprocessor (CUDA C++ Programming Guide,
 SPECIAL_PER_CLOCK = (
     16  # exp2, rsqrt, ...: of a multiprocessor (the same, "Arithmetic Instructions")
 )
+LINE_BYTES = 128  # of a cache, and the most of a row that a box brings at a time
 ADDED_BYTES = 4  # of a float32
 OVERLAP = 8.0  # of the norm that joins times which overlap; infinity would be their maximum
 
@@ -54,6 +55,7 @@ class GpuConstants:
     special_operations: float = 1.8  # ordinary ones around an exp2 or its like
     memory_latency_s: float = 0.7e-6  # from a load to its data, under load
     box_latency_s: float = 0.25e-6  # the same of boxes (TMA) that a warp of its own asks for
+    store_latency_s: float = 0.35e-6  # from sums to the end of their block, beside their way
     group_overlap: float = 0.95  # of the shorter of products and work, where warpgroups take turns
     own_overlap: float = 0.4  # the same within a warpgroup
     step_clocks: float = 75.0  # barriers and addresses of one step of a loop
@@ -116,6 +118,7 @@ class _LaunchModel:
         shared = self._shared_bytes() / (SHARED_BYTES_PER_CLOCK * hardware.clock_hz)
         updated = self._added_bytes()  # which the graph has among what is read and written
         loaded = numbers(self.launch.block_bytes(writes=False), self.columns) - updated
+        loaded = loaded + self._cut_bytes()
         stored = numbers(self.launch.block_bytes(writes=True), self.columns) - updated
         per_core = hardware.l2_bandwidth_bytes_per_s / hardware.cores
         load = loaded / per_core
@@ -138,14 +141,21 @@ class _LaunchModel:
             is_ahead, _side_by_side(busy, moved, load, waiting, added),
             _side_by_side(busy, moved, added) + _side_by_side(load, waiting),
         )  # fmt: skip
+        resident = np.maximum(1.0, block.resident)
+        wave = hardware.cores * resident
+        memory, leaving = self._memory_s(np.minimum(self.count, wave))
+        # What a block alone has to bear: its first step's way from memory, its sums' way back.
+        way_out = np.maximum(store, leaving * hardware.cores / self.count)
+        way_in = (memory - leaving) * hardware.cores / self.count
+        way_in = np.maximum(0.0, way_in - load) / np.maximum(1.0, steps)
+        once = k.block_clocks / hardware.clock_hz + (k.memory_latency_s - latency) + k.store_latency_s
+        each = steps * k.step_clocks / hardware.clock_hz
         alone = inner + after / share + store + overhead
+        kept = inner + after / share + each
         each_step = k.issue_clocks * self._threads() / WARPGROUP / hardware.clock_hz
         issued = computed + after + steps * each_step
         most = _side_by_side(tensor, issued, shared, load + store, added)
 
-        resident = np.maximum(1.0, block.resident)
-        wave = hardware.cores * resident
-        memory = self._memory_s(np.minimum(self.count, wave))
         moving = np.maximum(load + store, memory * hardware.cores / self.count)
         # Its load passes the way from L2 behind the queue: counted without that, first choices of
         # split K fall from 0.99 to 0.84 of the fastest (p10; benchmarks/data/h200).
@@ -153,6 +163,9 @@ class _LaunchModel:
         takes_turns = not self.products and may_hold(~is_ahead)
 
         def together(blocks: Floats) -> Floats:
+            if self.products:
+                mine = _in_turns(blocks, way_in + way_out, kept + once)
+                return _side_by_side(mine, blocks * most)
             found = _side_by_side(alone, blocks * most)
             if takes_turns:
                 found = np.where(is_ahead, found, _in_turns(blocks, moving, thinking))
@@ -163,6 +176,10 @@ class _LaunchModel:
         wave_s = together(resident)
         grid_s = full * wave_s + np.where(rest > 0, together(rest), 0.0)
         even_s = self.count / wave * wave_s
+        if may_hold(block.stays):
+            tile_s = _side_by_side(kept, most)
+            grid_s = np.where(block.stays, once + way_in + np.ceil(self.count / hardware.cores) * tile_s, grid_s)
+            even_s = np.where(block.stays, once + way_in + self.count / hardware.cores * tile_s, even_s)
         time_s = np.where(block.resident > 0, _side_by_side(grid_s, memory), np.inf)
         scale = self.count / hardware.cores
         resources = {
@@ -288,6 +305,31 @@ class _LaunchModel:
                         total = total + moved * share
         return total
 
+    def _cut_bytes(self) -> Floats:
+        """Return what rows of boxes take more of the way from L2 where lines cut them, in bytes.
+
+        Rows whose distance is no multiple of a line's bytes begin anywhere in one. Each piece takes
+        the time of a whole line: on an H200 steps of 64 bytes took 1.4 times as long as those of
+        128, of rows of 4112 (benchmarks/data/h200, c6).
+        """
+        total = numbers(0, self.columns)
+        if not self._has_boxes():
+            return total
+        for op in self.launch.ops:
+            for access in op.reads:
+                if not isinstance(op.stmt, Copy) or access.buffer.scope != "global":
+                    continue
+                if op.stmt.dst.buffer.scope != "shared" or access.buffer.ndim < 2:
+                    continue
+                size = access.buffer.dtype.itemsize
+                distance = numbers(access.buffer.shape[-1], self.columns) * size
+                place = np.gcd(distance.astype(np.int64), LINE_BYTES)
+                row = np.minimum(numbers(access.extents[-1], self.columns) * size, LINE_BYTES)
+                spent = LINE_BYTES + np.maximum(0.0, row - place)
+                moved = numbers(access.tile_bytes, self.columns) * self._trips(op)
+                total = total + np.where(place < row, moved * (spent / row - 1.0), 0.0)
+        return total
+
     def _added_bytes(self) -> Floats:
         """Return the bytes of the float32 that a block adds to elements of tensors."""
         total = numbers(0, self.columns)
@@ -321,6 +363,7 @@ class _LaunchModel:
         total: Floats = reduce(
             np.add, [numbers(0, self.columns), *(numbers(b, self.columns) for b in stored)]
         )
+        out = total
         seen: set[tuple[Buffer, tuple[int, ...]]] = set()
         for (op, access), once in zip(reads, unique, strict=True):
             of_block = numbers(access.tile_bytes, self.columns) * self._trips(op)
@@ -335,8 +378,8 @@ class _LaunchModel:
             is_there = (of_wave <= held) & (key in seen)  # a walk before has left it in L2
             seen.add(key)
             total = total + np.where(is_there, 0.0, read)
-        found: Floats = total / (self.hardware.bandwidth_bytes_per_s * self.k.memory_efficiency)
-        return found
+        rate = self.hardware.bandwidth_bytes_per_s * self.k.memory_efficiency
+        return total / rate, out / rate
 
     def _boxes_of_wave(self, access: Access, wave: Floats) -> Floats:
         """Return how many different boxes the blocks of a wave read; the first axis is fastest."""
