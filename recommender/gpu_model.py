@@ -35,6 +35,8 @@ SHARED_BYTES_PER_CLOCK = 128  # of a multiprocessor (CUDA C++ Programming Guide,
 SPECIAL_PER_CLOCK = (
     16  # exp2, rsqrt, ...: of a multiprocessor (the same, "Arithmetic Instructions")
 )
+
+
 LINE_BYTES = 128  # of a cache, and the most of a row that a box brings at a time
 ADDED_BYTES = 4  # of a float32
 OVERLAP = 8.0  # of the norm that joins times which overlap; infinity would be their maximum
@@ -154,7 +156,9 @@ class _LaunchModel:
         kept = inner + after / share + each
         each_step = k.issue_clocks * self._threads() / WARPGROUP / hardware.clock_hz
         issued = computed + after + steps * each_step
-        most = _side_by_side(tensor, issued, shared, load + store, added)
+        least = np.minimum(tensor, computed + after)
+        both = np.maximum(tensor + each, issued) + (1 - k.group_overlap) * least
+        most = _side_by_side(both, shared + each, load + store, added)
 
         moving = np.maximum(load + store, memory * hardware.cores / self.count)
         # Its load passes the way from L2 behind the queue: counted without that, first choices of
