@@ -62,9 +62,10 @@ class GpuConstants:
     own_overlap: float = 0.4  # the same within a warpgroup
     step_clocks: float = 75.0  # barriers and addresses of one step of a loop
     issue_clocks: float = 110.0  # of a warpgroup in a step, which no other block can use meanwhile
+    exchange_clocks: float = 150.0  # until warps have what others of their block computed
     block_clocks: float = 600.0  # starting a block, and its end
     added: float = 1.2  # float32 that a multiprocessor adds to tensors in a clock, one by one
-    added_by_tiles: float = 2.4  # the same by whole tiles: half as many sectors; not measured
+    added_by_tiles: float = 4.4  # the same by whole tiles: at least
     memory_efficiency: float = 0.83
     l2_share: float = 0.7  # of its bytes that tensors read again may fill
 
@@ -152,8 +153,10 @@ class _LaunchModel:
         way_in = np.maximum(0.0, way_in - load) / np.maximum(1.0, steps)
         once = k.block_clocks / hardware.clock_hz + (k.memory_latency_s - latency) + k.store_latency_s
         each = steps * k.step_clocks / hardware.clock_hz
+        told = self._exchanges() * k.exchange_clocks / hardware.clock_hz
+        told = told + self._tiles_added() * k.store_latency_s
         alone = inner + after / share + store + overhead
-        kept = inner + after / share + each
+        kept = inner + after / share + each + told
         each_step = k.issue_clocks * self._threads() / WARPGROUP / hardware.clock_hz
         issued = computed + after + steps * each_step
         least = np.minimum(tensor, computed + after)
@@ -218,7 +221,8 @@ class _LaunchModel:
             return numbers(0, self.columns)
         groups = self._threads() / WARPGROUP
         is_grouped = reduce(np.logical_and, grouped)
-        hidden = np.where(groups > 1, self.k.group_overlap, self.k.own_overlap)
+        is_free = (groups > 1) & (self._exchanges() == 0)  # to take turns
+        hidden = np.where(is_free, self.k.group_overlap, self.k.own_overlap)
         found: Floats = np.where(is_grouped, hidden, 0.0)
         return found
 
@@ -226,6 +230,27 @@ class _LaunchModel:
         """Return the threads of a block that compute."""
         found: Floats = reduce(np.multiply, [numbers(t, self.columns) for t in self.launch.threads])
         return found
+
+    def _exchanges(self) -> Floats:
+        """Return how often warps wait for each other, for what they tell products in loops.
+
+        That is a shared tile that they fill, or one through which they add to a tensor.
+        """
+        total = numbers(0, self.columns)
+        if not self.products:
+            return total
+        for op in self.launch.ops:
+            is_computed = not any(a.buffer.scope == "global" for a in op.reads)
+            if op.loops and is_computed and any(a.buffer.scope == "shared" for a in op.writes):
+                total = total + self._trips(op)
+        return total + self._tiles_added()
+
+    def _tiles_added(self) -> Floats:
+        """Return how often a block waits until a tile that is added to a tensor has left."""
+        total = numbers(0, self.columns)
+        for op, _ in updates(self.launch):
+            total = total + self.block.by_tiles * self._trips(op)
+        return total
 
     def _trips(self, op: TileOp) -> Floats:
         return numbers(op.trips, self.columns)
@@ -363,10 +388,13 @@ class _LaunchModel:
         fits = reduce(np.add, [numbers(0, self.columns), *unique]) <= held
         waves = np.ceil(self.count / wave)
         written = dict.fromkeys(a.buffer for _, a in self.launch.accesses(writes=True))
-        stored = [self.launch.tensor_bytes(buffer, writes=True) for buffer in written]
-        total: Floats = reduce(
-            np.add, [numbers(0, self.columns), *(numbers(b, self.columns) for b in stored)]
-        )
+        total = numbers(0, self.columns)
+        for buffer in written:
+            stored = numbers(self.launch.tensor_bytes(buffer, writes=True), self.columns)
+            size = reduce(np.multiply, [numbers(n, self.columns) for n in buffer.shape])
+            size = size * buffer.dtype.itemsize
+            # What is written again and again stays in L2 meanwhile.
+            total = total + np.where(size <= held, np.minimum(stored, size), stored)
         out = total
         seen: set[tuple[Buffer, tuple[int, ...]]] = set()
         for (op, access), once in zip(reads, unique, strict=True):
