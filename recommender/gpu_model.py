@@ -64,6 +64,7 @@ class GpuConstants:
     issue_clocks: float = 110.0  # of a warpgroup in a step, which no other block can use meanwhile
     exchange_clocks: float = 150.0  # until warps have what others of their block computed
     block_clocks: float = 600.0  # starting a block, and its end
+    block_interval_s: float = 0.62e-9  # from the start of a block to that of the next, anywhere
     added: float = 1.2  # float32 that a multiprocessor adds to tensors in a clock, one by one
     added_by_tiles: float = 4.4  # the same by whole tiles: at least
     memory_efficiency: float = 0.83
@@ -187,12 +188,14 @@ class _LaunchModel:
             tile_s = _side_by_side(kept, most)
             grid_s = np.where(block.stays, once + way_in + np.ceil(self.count / hardware.cores) * tile_s, grid_s)
             even_s = np.where(block.stays, once + way_in + self.count / hardware.cores * tile_s, even_s)
-        time_s = np.where(block.resident > 0, _side_by_side(grid_s, memory), np.inf)
+        started = self.count * k.block_interval_s
+        time_s = np.where(block.resident > 0, _side_by_side(grid_s, memory, started), np.inf)
         scale = self.count / hardware.cores
         resources = {
             "tensor": tensor * scale, "fma": fma * scale, "work": (work + after) * scale,
             "shared": shared * scale, "l2": np.maximum(load + store, added) * scale,
-            "waiting": (waiting + overhead) * self.count / wave, "memory": memory,
+            "waiting": np.maximum((waiting + overhead) * self.count / wave, started),
+            "memory": memory,
         }  # fmt: skip
         tail = np.where(grid_s >= memory, np.maximum(0.0, grid_s - even_s), 0.0)
         names = list(resources)
