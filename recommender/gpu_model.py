@@ -19,6 +19,7 @@ from recommender.gpu_resources import (
     Floats,
     Product,
     block_resources,
+    folds,
     numbers,
     products,
     target_of,
@@ -37,6 +38,7 @@ SPECIAL_PER_CLOCK = (
 )
 
 
+FOLD_STEPS = 5  # of the 32 values of a warp
 LINE_BYTES = 128  # of a cache, and the most of a row that a box brings at a time
 ADDED_BYTES = 4  # of a float32
 OVERLAP = 8.0  # of the norm that joins times which overlap; infinity would be their maximum
@@ -63,6 +65,9 @@ class GpuConstants:
     step_clocks: float = 75.0  # barriers and addresses of one step of a loop
     issue_clocks: float = 110.0  # of a warpgroup in a step, which no other block can use meanwhile
     exchange_clocks: float = 150.0  # until warps have what others of their block computed
+    fold_operations: float = 4.0  # of a lane, by which it folds its value and another lane's
+    join_operations: float = 60.0  # of a lane, by which warps join what each has folded
+    fold_clocks: float = 150.0  # until the lanes of a warp have folded what they hold
     block_clocks: float = 600.0  # starting a block, and its end
     block_interval_s: float = 0.62e-9  # from the start of a block to that of the next, anywhere
     added: float = 1.2  # float32 that a multiprocessor adds to tensors in a clock, one by one
@@ -137,8 +142,10 @@ class _LaunchModel:
         waiting = (steps * latency + load) / np.maximum(1.0, ahead) + latency
         computed = fma + work
         hidden = np.minimum(tensor, computed) * self._overlap()
-        # A block of fewer warps than there are schedulers leaves some of them idle.
-        share = np.minimum(1.0, self._threads() / WARPGROUP)
+        # A block of fewer warps than there are schedulers leaves some of them idle; ordinary
+        # operations wait for each other, so that a warp gives its scheduler half of what it could.
+        filling = WARPGROUP if self.products else 2 * WARPGROUP
+        share = np.minimum(1.0, self._threads() / filling)
         busy, moved = (tensor + computed - hidden) / share, shared / share
         is_ahead = ahead >= 1
         inner = np.where(
@@ -159,6 +166,7 @@ class _LaunchModel:
         alone = inner + after / share + store + overhead
         kept = inner + after / share + each + told
         each_step = k.issue_clocks * self._threads() / WARPGROUP / hardware.clock_hz
+        folded = self._fold_clocks() / hardware.clock_hz
         issued = computed + after + steps * each_step
         least = np.minimum(tensor, computed + after)
         both = np.maximum(tensor + each, issued) + (1 - k.group_overlap) * least
@@ -167,7 +175,7 @@ class _LaunchModel:
         moving = np.maximum(load + store, memory * hardware.cores / self.count)
         # Its load passes the way from L2 behind the queue: counted without that, first choices of
         # split K fall from 0.99 to 0.84 of the fastest (p10; benchmarks/data/h200).
-        thinking = _side_by_side(busy, added) + after + waiting + overhead
+        thinking = _side_by_side(busy, added) + after + waiting + overhead + folded
         takes_turns = not self.products and may_hold(~is_ahead)
 
         def together(blocks: Floats) -> Floats:
@@ -176,7 +184,8 @@ class _LaunchModel:
                 return _side_by_side(mine, blocks * most)
             found = _side_by_side(alone, blocks * most)
             if takes_turns:
-                found = np.where(is_ahead, found, _in_turns(blocks, moving, thinking))
+                mine = _in_turns(blocks, moving, thinking)
+                found = np.where(is_ahead, found, _side_by_side(mine, blocks * computed))
             return found
 
         full = np.floor(self.count / wave)
@@ -309,7 +318,21 @@ class _LaunchModel:
                 amount = numbers(work.amount, self.columns) * self._trips(op)
                 plain = plain + amount * (work.unit == "elementwise")
                 special = special + amount * (work.unit == "special")
+        if in_loops and not self.products:
+            for op, made, is_told in folds(self.launch, self.columns):
+                own = made * FOLD_STEPS * self.k.fold_operations + is_told * self.k.join_operations
+                plain = plain + self._trips(op) * self._threads() * own
         return (plain + self.k.special_operations * special) / lanes + special / special_rate
+
+    def _fold_clocks(self) -> Floats:
+        """Return how long a block waits for lanes and warps that fold what they hold, in clocks."""
+        total = numbers(0, self.columns)
+        if self.products:
+            return total
+        for op, made, is_told in folds(self.launch, self.columns):
+            total = total + self._trips(op) * (made > 0) * self.k.fold_clocks
+            total = total + self._trips(op) * is_told * self.k.exchange_clocks
+        return total
 
     def _shared_bytes(self) -> Floats:
         """Return the bytes that products read of shared memory, and all else moves in and out."""

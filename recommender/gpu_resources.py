@@ -67,6 +67,7 @@ PRODUCER_THREADS = WARPGROUP  # the warpgroup that issues TMA copies
 MOST_SUMS = 512  # a longer vector lies along the columns
 REGISTER_STEP = 8  # registers of a thread come in eights
 BARRIERS_OF_STAGE_BYTES = 16  # two mbarriers: full and empty
+TOGETHER_HELD = 4  # float32 of a row in a thread: 16 bytes
 FOLDED_BYTES = 4  # of what a thread tells others of a fold across warps
 # Vector instructions that bring an 8-bit float to bfloat16. Source: tests/tilecore/rocm/
 # test_assembly.py counts those of gfx90a and gfx942; 5.4 to 7.5 on 2026-11-24.
@@ -494,10 +495,31 @@ def _scratch_bytes(
         if product is not None:
             is_told = product.shares_rows
         else:
-            folded, rows = _folded(op.stmt, columns)
-            is_told = (rows * WARP < threads) & (np.minimum(folded, threads) > WARP)
+            is_told = _is_told(op.stmt, columns, threads)
         total = np.maximum(total, is_told * threads * FOLDED_BYTES)
     return total
+
+
+def folds(launch: Launch, columns: Columns) -> Iterator[tuple[TileOp, Floats, Mask]]:
+    """Yield folds of what threads hold, how many a warp makes, and whether warps join theirs."""
+    threads = _threads(launch, columns)
+    for op in launch.ops:
+        if isinstance(op.stmt, Reduce):
+            _, rows = _folded(op.stmt, columns)
+            made = _is_along_lanes(op.stmt) * np.maximum(1.0, rows * WARP / threads)
+            yield op, made, _is_told(op.stmt, columns, threads)
+
+
+def _is_along_lanes(stmt: Reduce) -> bool:
+    return len(stmt.src.extents) - 1 in stmt.axes
+
+
+def _is_told(stmt: Reduce, columns: Columns, threads: Floats) -> Mask:
+    folded, rows = _folded(stmt, columns)
+    if not _is_along_lanes(stmt):  # each holds some neighbours of one row
+        return TOGETHER_HELD * threads > rows
+    found: Mask = (rows * WARP < threads) & (np.minimum(folded, threads) > WARP)
+    return found
 
 
 def _folded(stmt: Reduce, columns: Columns) -> tuple[Floats, Floats]:
