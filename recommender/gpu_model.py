@@ -413,15 +413,17 @@ class _LaunchModel:
         held = self.k.l2_share * self.hardware.l2_bytes
         fits = reduce(np.add, [numbers(0, self.columns), *unique]) <= held
         waves = np.ceil(self.count / wave)
-        written = dict.fromkeys(a.buffer for _, a in self.launch.accesses(writes=True))
-        total = numbers(0, self.columns)
-        for buffer in written:
+        total = out = numbers(0, self.columns)
+        written: dict[Buffer, bool] = {}  # whether in a loop
+        for op, access in self.launch.accesses(writes=True):
+            written[access.buffer] = bool(op.loops)
+        for buffer, is_hidden in written.items():
             stored = numbers(self.launch.tensor_bytes(buffer, writes=True), self.columns)
             size = reduce(np.multiply, [numbers(n, self.columns) for n in buffer.shape])
             size = size * buffer.dtype.itemsize
             # What is written again and again stays in L2 meanwhile.
-            total = total + np.where(size <= held, np.minimum(stored, size), stored)
-        out = total
+            stored = np.where(size <= held, np.minimum(stored, size), stored)
+            total, out = total + stored, out + (0.0 if is_hidden else stored)
         seen: set[tuple[Buffer, tuple[int, ...]]] = set()
         for (op, access), once in zip(reads, unique, strict=True):
             of_block = numbers(access.tile_bytes, self.columns) * self._trips(op)
