@@ -62,6 +62,7 @@ class GpuConstants:
     store_latency_s: float = 0.35e-6  # from sums to the end of their block, beside their way
     group_overlap: float = 0.95  # of the shorter of products and work, where warpgroups take turns
     own_overlap: float = 0.4  # the same within a warpgroup
+    block_overlap: float = 0.8  # the same between blocks, which take no turns
     step_clocks: float = 75.0  # barriers and addresses of one step of a loop
     issue_clocks: float = 110.0  # of a warpgroup in a step, which no other block can use meanwhile
     exchange_clocks: float = 150.0  # until warps have what others of their block computed
@@ -169,7 +170,7 @@ class _LaunchModel:
         folded = self._fold_clocks() / hardware.clock_hz
         issued = computed + after + steps * each_step
         least = np.minimum(tensor, computed + after)
-        both = np.maximum(tensor + each, issued) + (1 - k.group_overlap) * least
+        both = np.maximum(tensor + each, issued) + (1 - np.maximum(k.block_overlap, self._overlap())) * least
         most = _side_by_side(both, shared + each, load + store, added)
 
         moving = np.maximum(load + store, memory * hardware.cores / self.count)
