@@ -151,13 +151,15 @@ class BlockModel:
         told = told + self._tiles_added() * k.store_latency_s
         issuing = steps * k.issue_clocks * self._threads() / WARPGROUP / clock_hz
         bare = np.minimum(tensor, computed + behind) * (1 - np.maximum(overlap, k.block_overlap))
-        both = np.maximum(tensor + each_step, computed + behind + issuing) + bare
+        # Between products of different warpgroups their unit runs dry.
+        dry = each_step * reduce(np.logical_or, [p.is_grouped for p in self.products], False)
+        both = np.maximum(tensor + dry, computed + behind + issuing) + bare
         return BlockTimes(
             tensor=tensor, fma=fma, work=looped + behind, shared=shared, load=load, store=store,
             added=added, waiting=waiting, steps=steps, each_step=each_step, begin=begin,
             once=begin + k.memory_latency_s - latency + k.store_latency_s,
             own=inner + behind / share + each_step + told,
-            most=side_by_side(both, shared + each_step, load + store, added),
+            most=side_by_side(both, shared + dry, load + store, added),
             thinking=side_by_side(busy, added) + waiting + begin + each_step + self._folding_s(),
             is_ahead=ahead >= 1,
         )  # fmt: skip

@@ -99,14 +99,19 @@ class _LaunchModel:
         """Return the time of all waves, and what it were if the last one were full."""
         one, cores = self.one, self.hardware.cores
         share = cores / self.count  # of a block in what the device's memory needs
-        # What a block alone has to bear: its first step's way from memory, its sums' way back.
+        resident, full = wave / cores, np.floor(self.count / wave)
+        # What a block alone has to bear: its first step's way from memory, its sums' way back. L2
+        # takes these at its own rate while memory is not busy.
+        alone = side_by_side(one.own + one.once + one.store, resident * one.most)
+        busy = np.minimum(1.0, memory / (self.count / wave * alone))
         way_in = np.maximum(0.0, (memory - leaving) * share - one.load) / np.maximum(1, one.steps)
         way_out = np.maximum(one.store, leaving * share)
+        way = one.store + busy * (way_in + way_out - one.store)
         moving = np.maximum(one.load + one.store, memory * share)
 
         def together(blocks: Floats) -> Floats:
             if self.multiplies:
-                mine = _in_turns(blocks, way_in + way_out, one.own + one.once)
+                mine = _in_turns(blocks, way, one.own + one.once)
                 return side_by_side(mine, blocks * one.most)
             found = side_by_side(one.own + one.store + one.begin, blocks * one.most)
             if may_hold(~one.is_ahead):
@@ -118,7 +123,6 @@ class _LaunchModel:
                 found = np.where(one.is_ahead, found, side_by_side(mine, computed))
             return found
 
-        resident, full = wave / cores, np.floor(self.count / wave)
         rest = np.ceil((self.count - full * wave) / cores)
         wave_s = together(resident)
         grid = full * wave_s + np.where(rest > 0, together(rest), 0.0)
@@ -126,7 +130,7 @@ class _LaunchModel:
         stays = self.block.stays
         if may_hold(stays):
             tile_s, tiles = side_by_side(one.own, one.most), self.count / cores
-            first = one.once + way_in  # those of later tiles run beside the one before
+            first = one.once + busy * way_in  # those of later tiles run beside the one before
             grid = np.where(stays, first + np.ceil(tiles) * tile_s, grid)
             even = np.where(stays, first + tiles * tile_s, even)
         return grid, even
