@@ -85,7 +85,7 @@ def test_tiles_of_one_expert_share_its_weights():
 
 
 def test_what_is_made_of_sums_behind_a_loop_is_hidden_by_no_product():
-    fields = {"m": 4096, "n": 4096, "k": 1024, "dtype": "float16", "residual": False}
+    fields = {"m": 4096, "n": 4096, "k": 1024, "dtype": "float16", "out_dtype": "float16"}
     config = (128, 256, 32, 6, 256)
     with_gelu, without = (
         space_of("gemm_epilogue", **fields, activation=name) for name in ("gelu", "none")
@@ -93,7 +93,7 @@ def test_what_is_made_of_sums_behind_a_loop_is_hidden_by_no_product():
     more = times_of(with_gelu, config)[0] - times_of(without, config)[0]
     work = terms_of(with_gelu, config).resources["work"][0]
     work -= terms_of(without, config).resources["work"][0]
-    assert more > work > 0
+    assert more > 0.7 * work > 0
 
 
 def test_rows_that_begin_amid_lines_cost_more_the_shorter_they_are():
