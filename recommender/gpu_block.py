@@ -46,7 +46,9 @@ class GpuConstants:
     """Properties of the generated code and of devices.
 
     Source: published microbenchmarks, and what benchmarks/calibrate_gpu_model.py fits to what was
-    measured on an H200 (benchmarks/data/h200, 2026-11-26).
+    measured on an H200 (benchmarks/data/h200, 2026-11-26 and 27). Of operators (c7): ways of stores
+    from products of one step (batched_gemm), exchanges from those of attention_backward and
+    linear_attention, folds and the pace of blocks from reductions.
     """
 
     tensor_efficiency: float = 0.97  # of the peak of wgmma and of sm_80's mma, operands at hand
@@ -60,17 +62,17 @@ class GpuConstants:
     group_overlap: float = 0.95  # of the shorter of products and work, where warpgroups take turns
     own_overlap: float = 0.4  # the same within a warpgroup
     block_overlap: float = 0.8  # the same between blocks, which take no turns
-    step_clocks: float = 75.0  # barriers and addresses of one step of a loop
+    step_clocks: float = 60.0  # barriers and addresses of one step of a loop
     issue_clocks: float = 110.0  # of a warpgroup in a step, which no other block can use meanwhile
     exchange_clocks: float = 150.0  # until warps have what others of their block computed
     fold_operations: float = 4.0  # of a lane, by which it folds its value and another lane's
     join_operations: float = 60.0  # of a lane, by which warps join what each has folded
     fold_clocks: float = 150.0  # until the lanes of a warp have folded what they hold
-    block_clocks: float = 600.0  # starting a block, and its end
+    block_clocks: float = 300.0  # starting a block, and its end
     block_interval_s: float = 0.62e-9  # from the start of a block to that of the next, anywhere
     added: float = 1.2  # float32 that a multiprocessor adds to tensors in a clock, one by one
     added_by_tiles: float = 4.4  # the same by whole tiles: at least
-    memory_efficiency: float = 0.83
+    memory_efficiency: float = 0.87
     l2_share: float = 0.7  # of its bytes that tensors read again may fill
 
 
@@ -152,7 +154,9 @@ class BlockModel:
         issuing = steps * k.issue_clocks * self._threads() / WARPGROUP / clock_hz
         bare = np.minimum(tensor, computed + behind) * (1 - np.maximum(overlap, k.block_overlap))
         # Between products of different warpgroups their unit runs dry.
-        dry = each_step * reduce(np.logical_or, [p.is_grouped for p in self.products], False)
+        dry = np.zeros_like(each_step)
+        for p in self.products:
+            dry = np.where(p.is_grouped, each_step, dry)
         both = np.maximum(tensor + dry, computed + behind + issuing) + bare
         return BlockTimes(
             tensor=tensor, fma=fma, work=looped + behind, shared=shared, load=load, store=store,
