@@ -52,6 +52,9 @@ BY_HAND = GpuConstants(
     tensor_efficiency=0.92, work_efficiency=0.5, special_operations=6.0, box_latency_s=0.7e-6,
     group_overlap=0.0, own_overlap=0.0, step_clocks=60.0, block_clocks=1500.0,
     memory_efficiency=0.88, issue_clocks=0.0,
+    # What nobody had thought of yet.
+    block_overlap=1.0, store_latency_s=0.0, exchange_clocks=0.0, fold_operations=0.0,
+    join_operations=0.0, fold_clocks=0.0, block_interval_s=0.0,
 )  # fmt: skip
 START = replace(
     BY_HAND, group_overlap=0.5, own_overlap=0.5, issue_clocks=50.0

@@ -13,7 +13,7 @@ from recommender import features, gpu_features
 from recommender.hardware import EMULATED, HardwareProfile
 
 CPU = "cpu"
-VERSION = 2  # of the analytic model of GPUs, on which models of GPUs build
+VERSION = 3  # of the analytic model of GPUs, on which models of GPUs build
 _END = f"-{VERSION}-{gpu_features.DIGEST}"
 _GPU = re.compile(r"((?:emulated-)?(?:sm_[0-9]+[a-z]?|gfx[0-9a-f]+))" + _END)
 

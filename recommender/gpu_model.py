@@ -1,8 +1,7 @@
 """Analytic time of a GPU program: waves of blocks, each bound by what it asks most of.
 
-A block takes the longer of what runs side by side (products, loads that pipelines fetch ahead,
-shared memory) plus what does not overlap (filling the pipeline, the way of the sums to memory).
-Blocks on one multiprocessor share its units; blocks come in waves, the last one partly filled.
+Blocks on one multiprocessor share its units; blocks come in waves, the last one partly filled, or
+stay for one tile after another. ``gpu_block`` says what one asks for.
 """
 
 from __future__ import annotations
@@ -13,59 +12,19 @@ from functools import reduce
 import numpy as np
 
 from recommender.factored import may_hold
-from recommender.gpu_resources import (
-    BlockResources,
-    Columns,
-    Floats,
-    Product,
-    block_resources,
-    numbers,
-    products,
-    target_of,
-    updates,
+from recommender.gpu_block import (
+    DEFAULT_GPU_CONSTANTS,
+    BlockModel,
+    BlockTimes,
+    GpuConstants,
+    side_by_side,
 )
+from recommender.gpu_resources import BlockResources, Columns, Floats, numbers
 from recommender.hardware import HardwareProfile
 from tilecore.graph import TileGraph
 from tilecore.graph.graph import Launch
-from tilecore.graph.nodes import Access, TileOp
-from tilecore.inference.gpu.products import WARPGROUP
-from tilecore.ir.nodes import Buffer, Copy, Gemm
-
-SHARED_BYTES_PER_CLOCK = 128  # of a multiprocessor (CUDA C++ Programming Guide, "Shared Memory")
-SPECIAL_PER_CLOCK = (
-    16  # exp2, rsqrt, ...: of a multiprocessor (the same, "Arithmetic Instructions")
-)
-ADDED_BYTES = 4  # of a float32
-OVERLAP = 8.0  # of the norm that joins times which overlap; infinity would be their maximum
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuConstants:
-    """Properties of the generated code and of devices.
-
-    Source: published microbenchmarks, and what benchmarks/calibrate_gpu_model.py fits to what was
-    measured on an H200 (benchmarks/data/h200, 2026-11-26).
-    """
-
-    tensor_efficiency: float = 0.97  # of the peak of wgmma and of sm_80's mma, operands at hand
-    warp_efficiency: float = 0.62  # of mma.sync where warpgroups have instructions of their own
-    fma_efficiency: float = 0.7
-    work_efficiency: float = 0.65  # of one operation per lane and clock
-    special_operations: float = 1.8  # ordinary ones around an exp2 or its like
-    memory_latency_s: float = 0.7e-6  # from a load to its data, under load
-    box_latency_s: float = 0.25e-6  # the same of boxes (TMA) that a warp of its own asks for
-    group_overlap: float = 0.95  # of the shorter of products and work, where warpgroups take turns
-    own_overlap: float = 0.4  # the same within a warpgroup
-    step_clocks: float = 75.0  # barriers and addresses of one step of a loop
-    issue_clocks: float = 110.0  # of a warpgroup in a step, which no other block can use meanwhile
-    block_clocks: float = 600.0  # starting a block, and its end
-    added: float = 1.2  # float32 that a multiprocessor adds to tensors in a clock, one by one
-    added_by_tiles: float = 2.4  # the same by whole tiles: half as many sectors; not measured
-    memory_efficiency: float = 0.83
-    l2_share: float = 0.7  # of its bytes that tensors read again may fill
-
-
-DEFAULT_GPU_CONSTANTS = GpuConstants()
+from tilecore.graph.nodes import Access
+from tilecore.ir.nodes import Buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,231 +62,118 @@ class _LaunchModel:
         self, launch: Launch, columns: Columns, hardware: HardwareProfile, constants: GpuConstants
     ) -> None:
         self.launch, self.columns, self.hardware, self.k = launch, columns, hardware, constants
-        self.target = target_of(hardware)
-        self.products = products(launch, columns, self.target)
-        self.block = block_resources(launch, columns, self.target, self.products)
+        model = BlockModel(launch, columns, hardware, constants)
+        self.block, self.multiplies = model.block, bool(model.products)
+        self.one = model.times()
         self.count = numbers(launch.blocks, columns)
 
     def terms(self) -> tuple[dict[str, Floats], dict[str, Floats]]:
         """Return (terms of the time, what each resource alone needs)."""
-        k, hardware, block = self.k, self.hardware, self.block
-        tensor, fma, work = self._tensor_s(), self._fma_s(), self._work_s()
-        shared = self._shared_bytes() / (SHARED_BYTES_PER_CLOCK * hardware.clock_hz)
-        updated = self._added_bytes()  # which the graph has among what is read and written
-        loaded = numbers(self.launch.block_bytes(writes=False), self.columns) - updated
-        stored = numbers(self.launch.block_bytes(writes=True), self.columns) - updated
-        per_core = hardware.l2_bandwidth_bytes_per_s / hardware.cores
-        load = loaded / per_core
-        store = (stored * block.sectors + self._local_bytes()) / per_core
-        rate = np.where(block.by_tiles, k.added_by_tiles, k.added) * hardware.clock_hz
-        added = updated / ADDED_BYTES / rate
-        steps = self._steps()
-        overhead = (k.block_clocks + steps * k.step_clocks) / hardware.clock_hz
-        # A loop of one product of warpgroups keeps the tiles of the product that runs.
-        ahead = block.stages - 1 - self._is_kept_running()
-        latency = k.box_latency_s if self._has_boxes() else k.memory_latency_s
-        waiting = (steps * latency + load) / np.maximum(1.0, ahead) + latency
-        computed = fma + work
-        hidden = np.minimum(tensor, computed) * self._overlap()
-        # A block of fewer warps than there are schedulers leaves some of them idle.
-        share = np.minimum(1.0, self._threads() / WARPGROUP)
-        busy, moved = (tensor + computed - hidden) / share, shared / share
-        is_ahead = ahead >= 1
-        inner = np.where(
-            is_ahead, _side_by_side(busy, moved, load, waiting, added),
-            _side_by_side(busy, moved, added) + _side_by_side(load, waiting),
-        )  # fmt: skip
-        alone = inner + store + overhead
-        each_step = k.issue_clocks * self._threads() / WARPGROUP / hardware.clock_hz
-        most = _side_by_side(tensor, computed + steps * each_step, shared, load + store, added)
-
-        resident = np.maximum(1.0, block.resident)
-        wave = hardware.cores * resident
-        memory = self._memory_s(np.minimum(self.count, wave))
-        moving = np.maximum(load + store, memory * hardware.cores / self.count)
-        # Its load passes the way from L2 behind the queue: counted without that, first choices of
-        # split K fall from 0.99 to 0.84 of the fastest (p10; benchmarks/data/h200).
-        thinking = _side_by_side(busy, added) + waiting + overhead
-        takes_turns = not self.products and may_hold(~is_ahead)
-
-        def together(blocks: Floats) -> Floats:
-            found = _side_by_side(alone, blocks * most)
-            if takes_turns:
-                found = np.where(is_ahead, found, _in_turns(blocks, moving, thinking))
-            return found
-
-        full = np.floor(self.count / wave)
-        rest = np.ceil((self.count - full * wave) / hardware.cores)
-        wave_s = together(resident)
-        grid_s = full * wave_s + np.where(rest > 0, together(rest), 0.0)
-        even_s = self.count / wave * wave_s
-        time_s = np.where(block.resident > 0, _side_by_side(grid_s, memory), np.inf)
-        scale = self.count / hardware.cores
-        resources = {
-            "tensor": tensor * scale, "fma": fma * scale, "work": work * scale,
-            "shared": shared * scale, "l2": np.maximum(load + store, added) * scale,
-            "waiting": (waiting + overhead) * self.count / wave, "memory": memory,
-        }  # fmt: skip
-        tail = np.where(grid_s >= memory, np.maximum(0.0, grid_s - even_s), 0.0)
-        names = list(resources)
+        wave = self.hardware.cores * np.maximum(1.0, self.block.resident)
+        memory, leaving = self._memory_s(np.minimum(self.count, wave))
+        started = self.count * self.k.block_interval_s
+        grid, even = self._grid_s(wave, memory, leaving)
+        fits = self.block.resident > 0
+        time_s = np.where(fits, side_by_side(grid, memory, started), np.inf)
+        tail = np.where(grid >= memory, np.maximum(0.0, grid - even), 0.0)
+        resources = self._resources(self.one, wave) | {"memory": memory}
+        resources["waiting"] = np.maximum(resources["waiting"], started)
         slowest = np.argmax(np.stack(list(resources.values())), axis=0)
-        terms = {n: np.where(slowest == i, time_s - tail, 0.0) for i, n in enumerate(names)}
+        terms = {
+            name: np.where(slowest == i, time_s - tail, 0.0) for i, name in enumerate(resources)
+        }
         terms["tail"] = tail
-        terms["launch"] = np.full(len(time_s), hardware.launch_s)
+        terms["launch"] = np.full(len(time_s), self.hardware.launch_s)
         return terms, resources
 
-    # --- one block, in seconds of the multiprocessor that it has to itself --------------------
+    def _resources(self, one: BlockTimes, wave: Floats) -> dict[str, Floats]:
+        scale = self.count / self.hardware.cores
+        return {
+            "tensor": one.tensor * scale, "fma": one.fma * scale, "work": one.work * scale,
+            "shared": one.shared * scale,
+            "l2": np.maximum(one.load + one.store, one.added) * scale,
+            "waiting": (one.waiting + one.begin + one.each_step) * self.count / wave,
+        }  # fmt: skip
 
-    def _has_boxes(self) -> bool:
-        return self.target.kind == "cuda" and self.target.has_tma
+    def _grid_s(self, wave: Floats, memory: Floats, leaving: Floats) -> tuple[Floats, Floats]:
+        """Return the time of all waves, and what it were if the last one were full."""
+        one, cores = self.one, self.hardware.cores
+        share = cores / self.count  # of a block in what the device's memory needs
+        resident, full = wave / cores, np.floor(self.count / wave)
+        # What a block alone has to bear: its first step's way from memory, its sums' way back. L2
+        # takes these at its own rate while memory is not busy.
+        alone = side_by_side(one.own + one.once + one.store, resident * one.most)
+        busy = np.minimum(1.0, memory / (self.count / wave * alone))
+        way_in = np.maximum(0.0, (memory - leaving) * share - one.load) / np.maximum(1, one.steps)
+        way_out = np.maximum(one.store, leaving * share)
+        way = one.store + busy * (way_in + way_out - one.store)
+        moving = np.maximum(one.load + one.store, memory * share)
 
-    def _is_kept_running(self) -> Floats:
-        """Return 1 where a loop leaves its only product running while it asks for the next."""
-        if len(self.products) != 1 or not self._has_boxes():
-            return numbers(0, self.columns)
-        found: Floats = numbers(1, self.columns) * self.products[0].is_grouped
-        return found
+        def together(blocks: Floats) -> Floats:
+            if self.multiplies:
+                mine = _in_turns(blocks, way, one.own + one.once)
+                return side_by_side(mine, blocks * one.most)
+            found = side_by_side(one.own + one.store + one.begin, blocks * one.most)
+            if may_hold(~one.is_ahead):
+                # Their loads pass the way from L2 behind the queue: counted without that, first
+                # choices of split K fall from 0.99 to 0.84 of the fastest (p10;
+                # benchmarks/data/h200).
+                mine = _in_turns(blocks, moving, one.thinking)
+                computed = blocks * (one.fma + one.work)
+                found = np.where(one.is_ahead, found, side_by_side(mine, computed))
+            return found
 
-    def _overlap(self) -> Floats:
-        """Return which share of the shorter of products and work other warps hide."""
-        grouped = [p.is_grouped for p in self.products]
-        if not grouped:
-            return numbers(0, self.columns)
-        groups = self._threads() / WARPGROUP
-        is_grouped = reduce(np.logical_and, grouped)
-        hidden = np.where(groups > 1, self.k.group_overlap, self.k.own_overlap)
-        found: Floats = np.where(is_grouped, hidden, 0.0)
-        return found
-
-    def _threads(self) -> Floats:
-        """Return the threads of a block that compute."""
-        found: Floats = reduce(np.multiply, [numbers(t, self.columns) for t in self.launch.threads])
-        return found
-
-    def _trips(self, op: TileOp) -> Floats:
-        return numbers(op.trips, self.columns)
-
-    def _tensor_s(self) -> Floats:
-        total = numbers(0, self.columns)
-        for p in self.products:
-            rate = self._rate(p)
-            total = total + np.where(p.is_tensor, p.flop * self._trips(p.op) / rate, 0.0)
-        return total
-
-    def _rate(self, p: Product) -> Floats:
-        """Return the FLOP per second that tensor cores of a multiprocessor reach."""
-        peaks, k = self.hardware.peak_flop_per_s, self.k
-        name = "float8" if p.dtype.startswith("float8") else p.dtype.removeprefix("u")
-        peak = peaks.get(name, peaks.get("float16", peaks["float32"])) / self.hardware.cores
-        by_warps = k.warp_efficiency if self.target.has_wgmma else k.tensor_efficiency
-        found: Floats = peak * np.where(p.is_grouped, k.tensor_efficiency, by_warps)
-        return found
-
-    def _fma_s(self) -> Floats:
-        total = numbers(0, self.columns)
-        peaks = self.hardware.peak_flop_per_s
-        for p in self.products:
-            wide = p.dtype == "float64"
-            peak = peaks.get("float64_fma", peaks["float32"] / 32) if wide else self._lanes_flop()
-            rate = peak / self.hardware.cores * self.k.fma_efficiency
-            total = total + np.where(p.is_tensor, 0.0, p.flop * self._trips(p.op) / rate)
-        return total
-
-    def _lanes_flop(self) -> float:
-        peaks = self.hardware.peak_flop_per_s
-        return peaks.get("float32_fma", peaks["float32"])
-
-    def _work_s(self) -> Floats:
-        """Return the time of what is neither a product nor a copy: folds, exponentials, sums.
-
-        Operands that threads convert for a product are part of it.
-        """
-        lanes = self._lanes_flop() / 2 / self.hardware.cores * self.k.work_efficiency
-        special_rate = SPECIAL_PER_CLOCK * self.hardware.clock_hz
-        plain = special = numbers(0, self.columns)
-        for p in self.products:
-            plain = plain + p.conversions * self._trips(p.op)
-        for op in self.launch.ops:
-            if isinstance(op.stmt, Copy) and op.stmt.src.dtype == op.stmt.dst.dtype:
-                continue  # moved, not computed
-            for work in op.work:
-                amount = numbers(work.amount, self.columns) * self._trips(op)
-                plain = plain + amount * (work.unit == "elementwise")
-                special = special + amount * (work.unit == "special")
-        return (plain + self.k.special_operations * special) / lanes + special / special_rate
-
-    def _shared_bytes(self) -> Floats:
-        """Return the bytes that products read of shared memory, and all else moves in and out."""
-        total = numbers(0, self.columns)
-        for p in self.products:
-            total = total + p.read_bytes * self._trips(p.op)
-        for op in self.launch.ops:
-            if isinstance(op.stmt, Gemm):
-                continue
-            for access in (*op.reads, *op.writes):
-                if access.buffer.scope == "shared":
-                    total = total + numbers(access.tile_bytes, self.columns) * self._trips(op)
-        return total
-
-    def _local_bytes(self) -> Floats:
-        """Return the bytes that move between threads and local memory, for want of registers."""
-        most = self.target.registers_per_thread
-        share = np.clip(self.block.registers / most - 1.0, 0.0, 1.0)
-        total = numbers(0, self.columns)
-        if may_hold(share > 0):
-            for op in self.launch.ops:
-                for access in (*op.reads, *op.writes):
-                    if access.buffer.scope == "fragment" and not isinstance(op.stmt, Gemm):
-                        moved = numbers(access.tile_bytes, self.columns) * self._trips(op)
-                        total = total + moved * share
-        return total
-
-    def _added_bytes(self) -> Floats:
-        """Return the bytes of the float32 that a block adds to elements of tensors."""
-        total = numbers(0, self.columns)
-        for op, atomic in updates(self.launch):
-            if atomic.buffer.scope == "global" and str(atomic.buffer.dtype) == "float32":
-                size = numbers(op.writes[0].tile_bytes, self.columns)
-                total = total + size * self._trips(op)
-        return total
-
-    def _steps(self) -> Floats:
-        """Return how often a block fetches from memory and goes on."""
-        trips = [
-            self._trips(op)
-            for op in self.launch.ops
-            if op.loops and any(a.buffer.scope == "global" for a in op.reads)
-        ]
-        found: Floats = reduce(np.maximum, [numbers(0, self.columns), *trips])
-        return found
+        rest = np.ceil((self.count - full * wave) / cores)
+        wave_s = together(resident)
+        grid = full * wave_s + np.where(rest > 0, together(rest), 0.0)
+        even = self.count / wave * wave_s
+        stays = self.block.stays
+        if may_hold(stays):
+            tile_s, tiles = side_by_side(one.own, one.most), self.count / cores
+            first = one.once + busy * way_in  # those of later tiles run beside the one before
+            grid = np.where(stays, first + np.ceil(tiles) * tile_s, grid)
+            even = np.where(stays, first + tiles * tile_s, even)
+        return grid, even
 
     # --- memory -------------------------------------------------------------------------------
 
-    def _memory_s(self, wave: Floats) -> Floats:
-        """Return the time that the device's memory needs; ``wave``: blocks that run at a time."""
+    def _memory_s(self, wave: Floats) -> tuple[Floats, Floats]:
+        """Return the time that memory needs, and that of it for what leaves at blocks' ends.
+
+        ``wave``: blocks that run at a time.
+        """
         reads = [(op, a) for op in self.launch.ops for a in op.reads if a.buffer.scope == "global"]
         unique = [numbers(a.footprint_bytes, self.columns) for _, a in reads]
         held = self.k.l2_share * self.hardware.l2_bytes
         fits = reduce(np.add, [numbers(0, self.columns), *unique]) <= held
         waves = np.ceil(self.count / wave)
-        written = dict.fromkeys(a.buffer for _, a in self.launch.accesses(writes=True))
-        stored = [self.launch.tensor_bytes(buffer, writes=True) for buffer in written]
-        total: Floats = reduce(
-            np.add, [numbers(0, self.columns), *(numbers(b, self.columns) for b in stored)]
-        )
+        total = out = numbers(0, self.columns)
+        written: dict[Buffer, bool] = {}  # whether in a loop
+        for op, access in self.launch.accesses(writes=True):
+            written[access.buffer] = bool(op.loops)
+        for buffer, is_hidden in written.items():
+            stored = numbers(self.launch.tensor_bytes(buffer, writes=True), self.columns)
+            size = reduce(np.multiply, [numbers(n, self.columns) for n in buffer.shape])
+            size = size * buffer.dtype.itemsize
+            # What is written again and again stays in L2 meanwhile.
+            stored = np.where(size <= held, np.minimum(stored, size), stored)
+            total, out = total + stored, out + (0.0 if is_hidden else stored)
         seen: set[tuple[Buffer, tuple[int, ...]]] = set()
         for (op, access), once in zip(reads, unique, strict=True):
-            moved = numbers(access.tile_bytes, self.columns) * self._trips(op) * self.count
+            of_block = numbers(access.tile_bytes, self.columns) * numbers(op.trips, self.columns)
+            moved = of_block * self.count
             boxes = self._boxes_of_wave(access, wave)
-            of_wave = boxes * numbers(access.tile_bytes, self.columns) * self._trips(op)
+            # Blocks share boxes, and boxes overlap, where all together are more than the tensor.
+            several = self._boxes_of_wave(access, self.count) * of_block / np.maximum(1.0, once)
+            of_wave = np.maximum(1.0, boxes / np.maximum(1.0, several)) * of_block
             again = of_wave * waves
             read = np.where(fits, once, np.clip(again, once, np.maximum(once, moved)))
             key = access.buffer, tuple(access.block_axes)
             is_there = (of_wave <= held) & (key in seen)  # a walk before has left it in L2
             seen.add(key)
             total = total + np.where(is_there, 0.0, read)
-        found: Floats = total / (self.hardware.bandwidth_bytes_per_s * self.k.memory_efficiency)
-        return found
+        rate = self.hardware.bandwidth_bytes_per_s * self.k.memory_efficiency
+        return total / rate, out / rate
 
     def _boxes_of_wave(self, access: Access, wave: Floats) -> Floats:
         """Return how many different boxes the blocks of a wave read; the first axis is fastest."""
@@ -353,10 +199,4 @@ def _in_turns(blocks: Floats, moving: Floats, thinking: Floats) -> Floats:
         took = passing + thinking
         queue = count * passing / took
         found = np.where(blocks > count - 1, took * blocks / count, found)
-    return found
-
-
-def _side_by_side(*times: Floats) -> Floats:
-    """Return the time of what overlaps: the longest, and more where several are nearly as long."""
-    found: Floats = reduce(np.add, [t**OVERLAP for t in times]) ** (1 / OVERLAP)
     return found

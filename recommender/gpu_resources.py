@@ -35,7 +35,18 @@ from tilecore.inference.gpu.registers import MANY, TRADED
 from tilecore.inference.gpu.shared import panel_of
 from tilecore.ir.expr import ExprLike, Load, Var
 from tilecore.ir.gemm_shape import accumulator_dtype
-from tilecore.ir.nodes import Atomic, Buffer, Copy, Gemm, Parallel, Reduce, Seq
+from tilecore.ir.nodes import (
+    Atomic,
+    Buffer,
+    Copy,
+    For,
+    Gemm,
+    If,
+    Parallel,
+    Reduce,
+    Seq,
+    Store,
+)
 from tilecore.ir.visitor import walk_expr
 from tilecore.passes.persistent import LEAST_STAGES, OPERANDS
 from tilecore.passes.persistent import OTHER_REGISTERS as OTHERS_OF_A_THREAD
@@ -56,6 +67,7 @@ PRODUCER_THREADS = WARPGROUP  # the warpgroup that issues TMA copies
 MOST_SUMS = 512  # a longer vector lies along the columns
 REGISTER_STEP = 8  # registers of a thread come in eights
 BARRIERS_OF_STAGE_BYTES = 16  # two mbarriers: full and empty
+TOGETHER_HELD = 4  # float32 of a row in a thread: 16 bytes
 FOLDED_BYTES = 4  # of what a thread tells others of a fold across warps
 # Vector instructions that bring an 8-bit float to bfloat16. Source: tests/tilecore/rocm/
 # test_assembly.py counts those of gfx90a and gfx942; 5.4 to 7.5 on 2026-11-24.
@@ -105,6 +117,7 @@ class BlockResources:
         registers: of a thread, estimated.
         least_registers: of a thread whose operands come as late as they can.
         resident: blocks that a multiprocessor holds at a time; 0: none fits.
+        stays: whether a block computes one tile after another, and loads the next meanwhile.
         stages: of the deepest pipelined loop.
     """
 
@@ -115,6 +128,7 @@ class BlockResources:
     registers: Floats
     least_registers: Floats
     resident: Floats
+    stays: Mask
     stages: Floats
 
 
@@ -167,7 +181,9 @@ def block_resources(
     registers, least = held + beside, held + np.minimum(beside, LEAST_REGISTERS)
     total = threads + (PRODUCER_THREADS if stages and target.has_tma else 0)
     resident = _resident(threads, total, held, registers, shared, target)
-    return BlockResources(total, shared, sectors, by_tiles, registers, least, resident, deepest)
+    return BlockResources(
+        total, shared, sectors, by_tiles, registers, least, resident, stays, deepest
+    )
 
 
 def numbers(expr: ExprLike, columns: Columns) -> Floats:
@@ -328,8 +344,8 @@ def _shared_bytes(
     leaving = {id(op): size for op, size in staged}
     position, last = -1, None
     for op in launch.ops:
-        outer = op.loops[0].var if op.loops else op
-        position, last = (position, last) if outer is last else (position + 1, outer)
+        position += op.outermost is not last
+        last = op.outermost
         for access in (*op.reads, *op.writes):
             if access.buffer.root in tiles:
                 span = spans.setdefault(access.buffer.root, [position, position])
@@ -350,17 +366,35 @@ def _shared_bytes(
 
 
 def _outgoing(launch: Launch, columns: Columns) -> Iterator[tuple[TileOp, Floats]]:
-    """Yield the copies of sums to tensors, and the bytes of the tiles that they go through."""
+    """Yield what takes sums to tensors, and the bytes of the tiles that they go through."""
     sums = sums_of(op.stmt for op in launch.ops)
     for op in launch.ops:
-        if not isinstance(op.stmt, Copy) or op.stmt.src.buffer not in sums:
-            continue
-        target = op.stmt.dst.buffer
-        if target.scope == "global" and len(op.stmt.src.extents) == 2:
+        match op.stmt:
+            case Copy(src=source) if source.buffer in sums:
+                extents = source.extents
+            case Parallel() if _stores_sums(op.stmt, sums):
+                extents = op.stmt.extents
+            case _:
+                continue
+        target = op.writes[0].buffer
+        if target.scope == "global" and len(extents) == 2:
             size = numbers(1, columns) * target.dtype.itemsize
-            for extent in op.stmt.src.extents:
+            for extent in extents:
                 size = size * numbers(extent, columns)
             yield op, size
+
+
+def _stores_sums(nest: Parallel, sums: set[Buffer]) -> bool:
+    """Return whether a nest stores what it makes of sums, in pieces smaller than sectors."""
+    body = nest.body
+    while isinstance(body, (If, Seq)):
+        inner = (body.then_body,) if isinstance(body, If) else body.stmts
+        if len(inner) != 1:
+            return False
+        (body,) = inner
+    if not isinstance(body, Store) or TOGETHER * body.buffer.dtype.itemsize >= SECTOR_BYTES:
+        return False
+    return any(p.buffer in sums for p in walk_expr(body.value) if isinstance(p, Load))
 
 
 def _added(launch: Launch, columns: Columns, target: GpuTarget) -> Iterator[tuple[TileOp, Floats]]:
@@ -408,7 +442,8 @@ def _tile_bytes(tile: Buffer, columns: Columns, stages: Mapping[Buffer, Floats])
 
 def _all_shared_bytes(launch: Launch, columns: Columns, stages: Mapping[Buffer, Floats]) -> Floats:
     """Return the bytes of all shared tiles: of a block that computes one tile after another."""
-    sizes = [_tile_bytes(t, columns, stages) for t in launch.tiles if t.scope == "shared"]
+    tiles = [t for t in launch.tiles if t.scope == "shared" and t.root is t]
+    sizes = [_tile_bytes(t, columns, stages) for t in tiles]
     sizes += [size for _, size in _outgoing(launch, columns)]
     found: Floats = reduce(np.add, [numbers(0, columns), *sizes])
     return found
@@ -430,6 +465,8 @@ def _stays(
         return never
     if not all(op.loops for op in gemms) or any(isinstance(op.stmt, Atomic) for op in launch.ops):
         return never
+    if not all(isinstance(op.outermost, For) for op in gemms):
+        return never  # they stand under a condition
     flying = reduce(np.add, [_tile_bytes(t, columns, stages) for t in stages])
     held = [t for t in launch.tiles if t.scope == "fragment"]
     bytes_held = reduce(np.add, [numbers(0, columns), *[_tile_bytes(t, columns, {}) for t in held]])
@@ -458,10 +495,31 @@ def _scratch_bytes(
         if product is not None:
             is_told = product.shares_rows
         else:
-            folded, rows = _folded(op.stmt, columns)
-            is_told = (rows * WARP < threads) & (np.minimum(folded, threads) > WARP)
+            is_told = _is_told(op.stmt, columns, threads)
         total = np.maximum(total, is_told * threads * FOLDED_BYTES)
     return total
+
+
+def folds(launch: Launch, columns: Columns) -> Iterator[tuple[TileOp, Floats, Mask]]:
+    """Yield folds of what threads hold, how many a warp makes, and whether warps join theirs."""
+    threads = _threads(launch, columns)
+    for op in launch.ops:
+        if isinstance(op.stmt, Reduce):
+            _, rows = _folded(op.stmt, columns)
+            made = _is_along_lanes(op.stmt) * np.maximum(1.0, rows * WARP / threads)
+            yield op, made, _is_told(op.stmt, columns, threads)
+
+
+def _is_along_lanes(stmt: Reduce) -> bool:
+    return len(stmt.src.extents) - 1 in stmt.axes
+
+
+def _is_told(stmt: Reduce, columns: Columns, threads: Floats) -> Mask:
+    folded, rows = _folded(stmt, columns)
+    if not _is_along_lanes(stmt):  # each holds some neighbours of one row
+        return TOGETHER_HELD * threads > rows
+    found: Mask = (rows * WARP < threads) & (np.minimum(folded, threads) > WARP)
+    return found
 
 
 def _folded(stmt: Reduce, columns: Columns) -> tuple[Floats, Floats]:

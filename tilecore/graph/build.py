@@ -71,7 +71,9 @@ def _flatten(stmt: Stmt) -> tuple[Stmt, ...]:
 
 def _build_launch(launch: KernelLaunch) -> Launch:
     walker = _Walker(launch)
-    walker.visit(launch.body, ())
+    for stmt in _flatten(launch.body):
+        walker.outermost = stmt
+        walker.visit(stmt, ())
     return Launch(
         block_vars=launch.block_vars,
         grid=launch.grid,
@@ -85,6 +87,7 @@ def _build_launch(launch: KernelLaunch) -> Launch:
 @dataclass(slots=True)
 class _Walker:
     launch: KernelLaunch
+    outermost: Stmt = field(init=False)
     ops: list[TileOp] = field(default_factory=list)
     tiles: list[Buffer] = field(default_factory=list)
     lets: dict[Var, Expr] = field(default_factory=dict)
@@ -135,6 +138,7 @@ class _Walker:
             index=len(self.ops),
             kind=kind,
             stmt=stmt,
+            outermost=self.outermost,
             loops=loops,
             reads=tuple(self._access(r, loops) for r in reads),
             writes=tuple(self._access(w, loops) for w in writes),

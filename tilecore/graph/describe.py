@@ -100,19 +100,26 @@ def _matrix(region: Region) -> tuple[Expr, Expr]:
 def _describe_nest(
     body: Stmt, extents: Mapping[Var, Expr]
 ) -> tuple[list[Touched], list[Touched], list[Work]]:
-    """Return reads, writes and work of scalar code under a parallel nest."""
+    """Return reads, writes and work of scalar code under a parallel nest.
+
+    Arithmetic on pairs (PAIRED) makes two elements at once: neighbours share what it takes and
+    makes, and a compiler computes it once.
+    """
     reads: list[Touched] = []
     writes: list[Touched] = []
     work: list[Work] = []
     count = product(extents.values())
     for stmt, factor in _scalar_stmts(body, const(1)):
-        for expr in _expressions(stmt):
-            for e in walk_expr(expr):
-                if isinstance(e, Load):
-                    reads.append(_box(e.buffer, e.indices, extents))
-                unit = _unit(e)
-                if unit is not None:
-                    work.append(Work(unit, DType(e.dtype), product((count, factor))))
+        nodes = [e for expr in _expressions(stmt) for e in walk_expr(expr)]
+        is_paired = any(isinstance(e, Call) and e.name in PAIRED for e in nodes)
+        amount = product((count, factor))
+        amount = ceildiv(amount, const(2)) if is_paired else amount
+        for e in nodes:
+            if isinstance(e, Load):
+                reads.append(_box(e.buffer, e.indices, extents))
+            unit = _unit(e)
+            if unit is not None:
+                work.append(Work(unit, DType(e.dtype), amount))
         if isinstance(stmt, (Store, Atomic)):
             writes.append(_box(stmt.buffer, stmt.indices, extents))
         if isinstance(stmt, Atomic):

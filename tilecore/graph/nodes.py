@@ -4,7 +4,7 @@ Grammar::
 
     graph  = TileGraph(func, launches)
     launch = Launch(block_vars, grid, threads, ops, tiles)     one KernelLaunch of the program
-    op     = TileOp(kind, loops, reads, writes, work)          in program order; kind is one of
+    op     = TileOp(kind, outermost, loops, reads, writes, work)   in program order; kind is one of
              copy, fill, gemm, reduce, scan, parallel, scalar
     access = Access(buffer, offsets, extents, block_axes, loops)
     loop   = Loop(var, trip_count, kind, num_stages)
@@ -96,11 +96,16 @@ class Access:
 
 @dataclass(frozen=True, eq=False)
 class TileOp:
-    """One tile statement with everything around it that decides how often it runs."""
+    """One tile statement with everything around it that decides how often it runs.
+
+    Attributes:
+        outermost: the statement of the launch's body that it is, or that it stands in.
+    """
 
     index: int
     kind: str
     stmt: Stmt
+    outermost: Stmt
     loops: tuple[Loop, ...]
     reads: tuple[Access, ...]
     writes: tuple[Access, ...]
