@@ -32,9 +32,7 @@ from tilecore.inference.gpu.products import WARPGROUP
 from tilecore.ir.nodes import Copy, Gemm
 
 SHARED_BYTES_PER_CLOCK = 128  # of a multiprocessor (CUDA C++ Programming Guide, "Shared Memory")
-SPECIAL_PER_CLOCK = (
-    16  # exp2, rsqrt, ...: of a multiprocessor (the same, "Arithmetic Instructions")
-)
+SPECIAL_PER_CLOCK = 16  # exp2, rsqrt, ...: the same, "Arithmetic Instructions"
 FOLD_STEPS = 5  # of the 32 values of a warp
 LINE_BYTES = 128  # of a cache, and the most of a row that a box brings at a time
 ADDED_BYTES = 4  # of a float32
