@@ -156,11 +156,10 @@ def _latent(
             "threads": 256, "through_shared": through_shared,
         }  # fmt: skip
         yield "tilecore", config, mla_decode(*sizes, **config)
-    yield (
-        "tilecore",
-        {"splits": few, "tiles": "pairs"},
-        gpu_peers_mla.mla_decode(*sizes, splits=few),
-    )
+    for is_chained in (False, True) if few > 1 else (False,):
+        config = {"splits": few, "tiles": "pairs", "is_chained": is_chained}
+        func = gpu_peers_mla.mla_decode(*sizes, splits=few, is_chained=is_chained)
+        yield "tilecore", config, func
 
 
 def _products_of_any_size(

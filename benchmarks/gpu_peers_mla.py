@@ -38,9 +38,13 @@ class Tiles:
 
 
 def mla_decode(
-    batch: int, heads: int, seq: int, dim: int, pe: int, dtype: str, *, splits: int
-) -> PrimFunc:
-    """Return DeepSeek's decode: all heads of a query over one latent per key, key and value."""
+    batch: int, heads: int, seq: int, dim: int, pe: int, dtype: str, *, splits: int,
+    is_chained: bool = False,
+) -> PrimFunc:  # fmt: skip
+    """Return DeepSeek's decode: all heads of a query over one latent per key, key and value.
+
+    ``is_chained``: the second launch is on its way while the first one runs.
+    """
     scale, half, steps = LOG2_E / (dim + pe) ** 0.5, dim // 2, seq // (splits * 2 * ROWS)
 
     @T.prim_func
@@ -54,6 +58,8 @@ def mla_decode(
         parts = T.alloc_global((batch, splits, heads, dim), "float32")
         lse = T.alloc_global((batch, splits, heads), "float32")
         with T.Kernel(heads // ROWS, splits, batch, threads=3 * WARPGROUP) as (bx, by, bz):
+            if is_chained:
+                T.pdl_trigger()
             thread = T.get_thread_binding()
             tiles = Tiles(
                 q=T.alloc_shared((ROWS, dim), dtype),
@@ -74,7 +80,7 @@ def mla_decode(
                 if thread == 2 * WARPGROUP:
                     _load(tiles, (bx, by, bz), Q, KV, K_pe, steps)
         if splits > 1:
-            combine(parts, lse, Out)
+            combine(parts, lse, Out, is_chained)
 
     return mla_decode
 

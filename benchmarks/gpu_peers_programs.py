@@ -12,10 +12,12 @@ LOG2_E = 1.4426950408889634
 
 
 @T.macro
-def combine(parts: Any, lse: Any, out: Any) -> None:
+def combine(parts: Any, lse: Any, out: Any, is_chained: bool = False) -> None:
     """Add up the parts of all splits by their shares of the sum of weights."""
     batch, splits, heads, dim = parts.shape
     with T.Kernel(heads, batch, threads=128) as (by, bz):
+        if is_chained:
+            T.pdl_sync()
         total = T.alloc_fragment((dim,), "float32")
         top, whole, share = (T.alloc_var("float32") for _ in range(3))
         T.clear(total)
