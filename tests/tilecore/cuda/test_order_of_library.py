@@ -64,11 +64,9 @@ def test_every_access_is_ordered_and_every_wait_ends(name, target):
 # tile meets, and tells units of it by a fence, before it frees it; whoever fills it waits until
 # another tile is free as well, which comes later. Of a product of one warpgroup the proof takes for
 # known in all of its warps that it has read its operand once one of them has waited. A fold across
-# warps meets once more when it is done, so that others may use the memory that it took. Where
-# threads copy, they meet between two heads: after an odd number of steps (here it is even) the
-# first tiles of the next one lie where the last step still reads.
+# warps meets once more when it is done, so that others may use the memory that it took.
 FREES, TELLS, READ = "sync_warp", "fence_async", "bar_sync"
-FOLDS = HEADS = "sync_threads"
+FOLDS = "sync_threads"
 SPARE = {
     ("dequant_gemm 4", "h100"): {FREES, TELLS},
     ("dequant_gemm 7", "h100"): {FREES, TELLS},
@@ -76,8 +74,6 @@ SPARE = {
     ("decode_attention 10", "h100"): {READ},
     ("attention_backward 11", "h100"): {FREES, TELLS},
     ("attention_backward 12", "h100"): {FREES, TELLS},
-    ("attention_backward 11", "sm_80"): {HEADS},
-    ("attention_backward 12", "sm_80"): {HEADS},
     ("conv2d", "h100"): {READ},
     ("conv2d 17", "h100"): {READ},
     ("conv2d 18", "h100"): {READ},
