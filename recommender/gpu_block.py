@@ -122,6 +122,9 @@ class BlockModel:
         self.target = target_of(hardware)
         self.products = products(launch, columns, self.target)
         self.block = block_resources(launch, columns, self.target, self.products)
+        self.threads = self._threads()
+        self.tiles_added = self._tiles_added()
+        self.exchanges = self._exchanges()
 
     def times(self) -> BlockTimes:
         """Return where the time of a block goes."""
@@ -140,16 +143,16 @@ class BlockModel:
         # A block of fewer warps than there are schedulers leaves some of them idle; ordinary
         # operations wait for each other, so that a warp gives its scheduler half of what it could.
         filling = WARPGROUP if self.products else 2 * WARPGROUP
-        share = np.minimum(1.0, self._threads() / filling)
+        share = np.minimum(1.0, self.threads / filling)
         hidden = np.minimum(tensor, computed) * overlap
         busy, moved = (tensor + computed - hidden) / share, shared / share
         inner = np.where(
             ahead >= 1, side_by_side(busy, moved, load, waiting, added),
             side_by_side(busy, moved, added) + side_by_side(load, waiting),
         )  # fmt: skip
-        told = self._exchanges() * k.exchange_clocks / clock_hz
-        told = told + self._tiles_added() * k.store_latency_s
-        issuing = steps * k.issue_clocks * self._threads() / WARPGROUP / clock_hz
+        told = self.exchanges * k.exchange_clocks / clock_hz
+        told = told + self.tiles_added * k.store_latency_s
+        issuing = steps * k.issue_clocks * self.threads / WARPGROUP / clock_hz
         bare = np.minimum(tensor, computed + behind) * (1 - np.maximum(overlap, k.block_overlap))
         # Between products of different warpgroups their unit runs dry.
         dry = np.zeros_like(each_step)
@@ -195,9 +198,9 @@ class BlockModel:
         grouped = [p.is_grouped for p in self.products]
         if not grouped:
             return numbers(0, self.columns)
-        groups = self._threads() / WARPGROUP
+        groups = self.threads / WARPGROUP
         is_grouped = reduce(np.logical_and, grouped)
-        is_free = (groups > 1) & (self._exchanges() == 0)  # to take turns
+        is_free = (groups > 1) & (self.exchanges == 0)  # to take turns
         hidden = np.where(is_free, self.k.group_overlap, self.k.own_overlap)
         found: Floats = np.where(is_grouped, hidden, 0.0)
         return found
@@ -219,7 +222,7 @@ class BlockModel:
             is_computed = not any(a.buffer.scope == "global" for a in op.reads)
             if op.loops and is_computed and any(a.buffer.scope == "shared" for a in op.writes):
                 total = total + self._trips(op)
-        return total + self._tiles_added()
+        return total + self.tiles_added
 
     def _tiles_added(self) -> Floats:
         """Return how often a block waits until a tile that is added to a tensor has left."""
@@ -285,7 +288,7 @@ class BlockModel:
         if in_loops and not self.products:
             for op, made, is_told in folds(self.launch, self.columns):
                 own = made * FOLD_STEPS * self.k.fold_operations + is_told * self.k.join_operations
-                plain = plain + self._trips(op) * self._threads() * own
+                plain = plain + self._trips(op) * self.threads * own
         return (plain + self.k.special_operations * special) / lanes + special / special_rate
 
     def _folding_s(self) -> Floats:

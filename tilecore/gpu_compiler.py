@@ -19,7 +19,7 @@ from tilecore.inference.gpu.options import GpuOptions
 from tilecore.inference.gpu.plan import GpuPlan
 from tilecore.inference.races import check_races
 from tilecore.inference.tile_bounds import check_tile_bounds
-from tilecore.ir.analysis import chains
+from tilecore.ir.analysis import waits_for_launches
 from tilecore.ir.clusters import refuse_clusters
 from tilecore.ir.dims import dimensions
 from tilecore.ir.expr import Expr, int_value
@@ -168,7 +168,7 @@ def _guarded(
 ) -> Iterator[KernelEntry]:
     """Yield launches; grids are empty where another version of the launch runs."""
     for made, launch, guard in zip(entries, program.launches, program.guards, strict=True):
-        is_chained = isinstance(launch, KernelLaunch) and chains(launch, "wait")
+        is_chained = isinstance(launch, KernelLaunch) and waits_for_launches(launch)
         entry = replace(made, is_chained=is_chained and target.chains_launches)
         if guard is None:
             yield entry

@@ -196,7 +196,7 @@ def sets(stmt: Stmt) -> list[Buffer]:
             return writes(stmt)
 
 
-def chains(launch: KernelLaunch, how: str) -> bool:
-    """Return whether a launch says "trigger", or "wait" (``T.pdl_trigger``, ``T.pdl_sync``)."""
-    hint = (nodes.LAUNCHES, how)
+def waits_for_launches(launch: KernelLaunch) -> bool:
+    """Return whether a launch may begin before those before have ended (``T.pdl_sync``)."""
+    hint = (nodes.LAUNCHES, "wait")
     return any(isinstance(s, nodes.Annotate) and (s.key, s.value) == hint for s in walk(launch))

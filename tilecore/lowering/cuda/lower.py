@@ -16,7 +16,7 @@ from tilecore.inference.gpu.registers import PRODUCER_THREADS, traded
 from tilecore.inference.gpu.scratch import BARRIER_BYTES, SCRATCH_BYTES
 from tilecore.ir import nodes
 from tilecore.ir.alike import alike_stores
-from tilecore.ir.analysis import chains, pads
+from tilecore.ir.analysis import pads, waits_for_launches
 from tilecore.ir.bounds import NON_NEGATIVE
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Var, cast, const, int_value
@@ -136,7 +136,7 @@ class LaunchLowering:
             accessor.thread = self.number = self.builder.bind(number)
             accessor.thread_count = self.plan.thread_count
             self._number_warpgroup()
-            if self.target.chains_launches and chains(launch, "wait"):
+            if self.target.chains_launches and waits_for_launches(launch):
                 self.builder.evaluate(ptx.await_launches().call())
             for stmt in prelude:
                 self.inner(stmt)
