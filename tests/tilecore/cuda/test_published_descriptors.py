@@ -168,7 +168,8 @@ def test_the_emulator_reads_canonical_layouts(name):
       tc_fence_async(); __syncthreads();
       float acc[{n // 2}];
       tc_wgmma_fence();
-      {wgmma.name}(acc, registers + threadIdx.x * 16, {bits:#x}ull, 0);
+      uint64_t at = (__cvta_generic_to_shared(smem) & 0x3ffff) >> 4;
+      {wgmma.name}(acc, registers + threadIdx.x * 16, at | {bits:#x}ull, 0);
       tc_wgmma_commit(); tc_wgmma_wait_0();
       for (int i = 0; i < {n // 2}; ++i) d[threadIdx.x * {n // 2} + i] = acc[i];"""
     arguments = {"memory": memory, "registers": registers.view(np.uint8), "d": d}
