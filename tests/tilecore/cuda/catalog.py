@@ -82,7 +82,7 @@ def catalog():
         I.cp_async(16, False), I.cp_async_commit(), I.cp_async_wait(2), I.cp_async_arrive(),
         I.cp_async_arrive(True), I.bulk_load(), I.bulk_store(), I.bulk_commit(), I.bulk_wait(0),
         I.bulk_wait(1, True), *(I.tma_load(r, m) for r in range(1, 6) for m in (False, True)),
-        *(I.tma_load(r, stays=True) for r in range(1, 6)),
+        *(I.tma_load(r, stays=True) for r in range(1, 6)), I.prefetch_map(),
         *(I.tma_load_pair(r) for r in range(1, 6)),
         *(I.tma_store(r) for r in range(1, 6)), *(I.tma_reduce(r) for r in range(1, 6)),
         I.tma_reduce(2, "max"),

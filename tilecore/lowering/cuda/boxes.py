@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -177,6 +177,18 @@ def boxes_of(
         pointer = builder.address(place.memory, add(origin, panel * rows * box.extents[-1]))
         at = [*offsets[:-1], add(offsets[-1], panel * box.extents[-1])]
         yield pointer, tensor_map, [index(o) for o in reversed(at)]
+
+
+def prefetch_maps(owner: LaunchLowering, boxes: Iterable[tuple[Copy, Box]]) -> None:
+    """Emit a prefetch of each tensor map by which tiles are filled."""
+    maps: dict[Any, Any] = {}
+    for copy, box in boxes:
+        place = owner.accessor.places[copy.dst.buffer]
+        assert isinstance(place, SharedPlace)
+        address = _map_address(owner, box, place.layout)
+        maps[address.args[0]] = address
+    for address in maps.values():
+        owner.builder.evaluate(ptx.prefetch_map().call(address))
 
 
 def map_parameter(name: str) -> Any:

@@ -22,7 +22,7 @@ from tilecore.ir import nodes
 from tilecore.ir.nodes import Copy, For, Gemm, Stmt
 from tilecore.ir.visitor import buffers_of, walk
 from tilecore.lowering.cpu.tir import add, index, mul, remainder
-from tilecore.lowering.cuda.boxes import boxes_of
+from tilecore.lowering.cuda.boxes import boxes_of, prefetch_maps
 from tilecore.lowering.cuda.memory import only
 from tilecore.lowering.cuda.nests import AsyncCopyLowering
 from tilecore.lowering.cuda.overlap import OverlappedLoop
@@ -147,7 +147,11 @@ class BoxPipelines:
         """Emit what makes memory barriers: by one thread, seen by all."""
         builder = self.builder
         with builder.when(tir.EQ(index(self.accessor.thread), index(0))):
-            for pipeline in self.owner.plan.pipelines.values():
+            pipelines = self.owner.plan.pipelines.values()
+            prefetch_maps(
+                self.owner, (c for p in pipelines for c in zip(p.copies, p.boxes, strict=True))
+            )
+            for pipeline in pipelines:
                 for copy in filter(self.is_first, pipeline.copies):
                     for stage in range(pipeline.stages):
                         readers = 1 if frees_by_commit(self.owner, pipeline, copy) else None

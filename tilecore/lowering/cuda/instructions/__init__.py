@@ -79,6 +79,7 @@ from tilecore.lowering.cuda.instructions.tcgen05 import (
 )
 from tilecore.lowering.cuda.instructions.tcgen05_scaled import tensor_copy, tensor_mma_scaled
 from tilecore.lowering.cuda.instructions.tma import (
+    prefetch_map,
     tma_load,
     tma_load_pair,
     tma_reduce,
@@ -116,7 +117,7 @@ __all__ = [
     "cp_async", "cp_async_arrive", "cp_async_commit", "cp_async_wait", "descriptor", "elect",
     "extend_nibbles", "fence_async", "fence_barrier_init", "fma_halves", "k_extent",
     "launch_dependents", "ldmatrix", "load_ordered", "masked_or", "mma", "mma_scaled",
-    "mma_shape", "narrow_pair", "pack", "pack_halves", "round_tfloat32", "rounded",
+    "mma_shape", "narrow_pair", "pack", "pack_halves", "prefetch_map", "round_tfloat32", "rounded",
     "set_registers", "shuffle", "shuffle_masked", "stmatrix", "sync_threads", "sync_warp",
     "tensor_allocate", "tensor_commit", "tensor_copy", "tensor_descriptor", "tensor_fence",
     "tensor_free", "tensor_keep", "tensor_load", "tensor_mma", "tensor_mma_scaled",

@@ -31,6 +31,15 @@ def _coordinates(rank: int, first: int) -> tuple[str, str, list[str], str]:
 
 
 @functools.cache
+def prefetch_map() -> Instruction:
+    """Return ``(map)``: the tensor map is fetched ahead of its first use."""
+    return Instruction(
+        "tc_prefetch_map", "unsigned long long map",
+        asm("prefetch.tensormap [%0];", (), [MAP]), "", arch="sm_90",
+    )  # fmt: skip
+
+
+@functools.cache
 def tma_load(rank: int, multicast: bool = False, *, stays: bool = False) -> Instruction:
     """Return ``(void* dst, map, void* barrier, int c0, ...[, int mask])``.
 
