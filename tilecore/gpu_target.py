@@ -2,7 +2,7 @@
 
 Limits of an architecture: CUDA C++ Programming Guide 13.0, section 20.2, tables "Technical
 Specifications per Compute Capability" and "Memory". Multiprocessors of a device: the vendor's
-architecture whitepapers and data sheets, named in DEVICES.
+architecture whitepapers and data sheets, named in DEVICES, and so are L2 caches.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Counts = NDArray[np.int64]
 
-KB = 1024
+KB, MB = 1 << 10, 1 << 20
 # Whose instructions an "a" has too, but for products of integers (PTX ISA 9.0: family 100f).
 FAMILY = {"sm_103a": "sm_100a"}
 DEFAULT_ARCH = "sm_80"  # of "cuda" where no device is at hand: also runs on sm_86 and sm_89
@@ -40,6 +40,7 @@ class GpuTarget:
         shared_per_block: bytes that a block may ask for.
         shared_per_multiprocessor: bytes that resident blocks share, with ``shared_reserved`` each.
         registers_per_multiprocessor: 32-bit registers that resident threads share.
+        l2_bytes: of the L2 cache, of the largest device of the architecture: of some it is half.
     """
 
     arch: str
@@ -60,6 +61,7 @@ class GpuTarget:
     threads_along_z: int = 64
     threads_per_warp: int = 32
     blocks_per_cluster: int = 8  # that every device grants
+    l2_bytes: int = 6 * MB
 
     kind = "cuda"
 
@@ -185,7 +187,7 @@ def capability(arch: str) -> int:
 V100 = GpuTarget(
     arch="sm_70", device="v100", multiprocessors=80, shared_per_block=96 * KB,
     shared_per_multiprocessor=96 * KB, threads_per_multiprocessor=2048,
-    blocks_per_multiprocessor=32, shared_reserved=0,
+    blocks_per_multiprocessor=32, shared_reserved=0, l2_bytes=6 * MB,
 )  # fmt: skip
 RTX_2080 = GpuTarget(
     arch="sm_75", device="rtx2080", multiprocessors=46, shared_per_block=64 * KB,
@@ -195,7 +197,7 @@ RTX_2080 = GpuTarget(
 A100 = GpuTarget(
     arch="sm_80", device="a100", multiprocessors=108, shared_per_block=163 * KB,
     shared_per_multiprocessor=164 * KB, threads_per_multiprocessor=2048,
-    blocks_per_multiprocessor=32,
+    blocks_per_multiprocessor=32, l2_bytes=40 * MB,
 )  # fmt: skip
 RTX_3090 = GpuTarget(
     arch="sm_86", device="rtx3090", multiprocessors=82, shared_per_block=99 * KB,
@@ -205,23 +207,23 @@ RTX_3090 = GpuTarget(
 RTX_4090 = GpuTarget(
     arch="sm_89", device="rtx4090", multiprocessors=128, shared_per_block=99 * KB,
     shared_per_multiprocessor=100 * KB, threads_per_multiprocessor=1536,
-    blocks_per_multiprocessor=24,
+    blocks_per_multiprocessor=24, l2_bytes=72 * MB,
 )  # fmt: skip
 H100 = GpuTarget(
     arch="sm_90a", device="h100", multiprocessors=132, shared_per_block=227 * KB,
     shared_per_multiprocessor=228 * KB, threads_per_multiprocessor=2048,
-    blocks_per_multiprocessor=32,
+    blocks_per_multiprocessor=32, l2_bytes=50 * MB,
 )  # fmt: skip
 B200 = GpuTarget(
     arch="sm_100a", device="b200", multiprocessors=148, shared_per_block=227 * KB,
     shared_per_multiprocessor=228 * KB, threads_per_multiprocessor=2048,
-    blocks_per_multiprocessor=32,
+    blocks_per_multiprocessor=32, l2_bytes=126 * MB,
 )  # fmt: skip
 B300 = replace(B200, arch="sm_103a", device="b300")
 RTX_5090 = GpuTarget(
     arch="sm_120a", device="rtx5090", multiprocessors=170, shared_per_block=99 * KB,
     shared_per_multiprocessor=100 * KB, threads_per_multiprocessor=1536,
-    blocks_per_multiprocessor=24,
+    blocks_per_multiprocessor=24, l2_bytes=96 * MB,
 )  # fmt: skip
 ARCHITECTURES = (V100, RTX_2080, A100, RTX_3090, RTX_4090, H100, B200, B300, RTX_5090)
 # Device, multiprocessors, source.

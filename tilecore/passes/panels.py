@@ -5,24 +5,38 @@ on its column, or on its row, those running together should be as many rows as c
 a panel of rows is swept from column to column (``T.use_swizzle``, which programs may say).
 
 Blocks that loop longer begin first, as those of the last rows of causal attention do: what is left
-at the end, when multiprocessors run out of blocks, are short ones.
+at the end, when multiprocessors run out of blocks, are short ones. Those of equal length follow
+each other, of as many heads as have their keys and values in L2 together: head by head the last one
+would begin with its long blocks at the end.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from tilecore.gpu_target import GpuTarget
 from tilecore.ir import nodes
 from tilecore.ir.evaluate import evaluate
-from tilecore.ir.expr import Call, Expr, Load, Var, binary, const, int_value
-from tilecore.ir.nodes import Annotate, Copy, For, Gemm, KernelLaunch, PrimFunc, Stmt, read_only
+from tilecore.ir.expr import Call, Expr, Load, Var, binary, int_value
+from tilecore.ir.nodes import (
+    Annotate,
+    Copy,
+    For,
+    Gemm,
+    KernelLaunch,
+    PrimFunc,
+    Stmt,
+    read_only,
+)
 from tilecore.ir.substitute import Substitution
 from tilecore.ir.visitor import Rewriter, flat, walk, walk_expr
 
 SWIZZLE = "swizzle"
+TYPICAL = 4096  # what a size is taken for that is known at the call alone
+L2_PARTS = 3  # of L2: what one section reads, what the next one does, all else
 # Blocks that wait for others may count on those before them having begun.
 WAITING = (nodes.Atomic, nodes.Sync, nodes.Wait, nodes.While)
 
@@ -38,7 +52,7 @@ class _Panels(Rewriter):
 
     def visit_kernellaunch(self, launch: KernelLaunch) -> Stmt:
         launch = longest_first(launch)
-        rows = rows_of_panel(launch, self.target)
+        rows = rows_of_section(launch, self.target) or rows_of_panel(launch, self.target)
         if rows < 2:
             return launch
         value = read_only({"panel_size": rows, "order": "row", "enable": True})
@@ -48,36 +62,90 @@ class _Panels(Rewriter):
 
 
 def longest_first(launch: KernelLaunch) -> KernelLaunch:
-    """Return a launch whose first axis runs backwards if the later of its blocks loop longer."""
-    first, extent = launch.block_vars[0], int_value(launch.grid[0])
+    """Return a launch that begins with the blocks that loop longest."""
+    if launch.cluster or any(isinstance(s, WAITING) for s in walk(launch.body)):
+        return launch
+    found = uneven(launch)
+    if found is None or found.first > found.last:
+        return launch
+    var, extent = launch.block_vars[found.axis], launch.grid[found.axis]
+    place = (extent - 1) - var
+    if int_value(extent) is None:
+        place = binary("max", place, 0)  # which bounds of index expressions do not tell
+    return dataclasses.replace(launch, body=Substitution({var: place}).stmt(launch.body))
+
+
+@dataclass(frozen=True, slots=True)
+class Uneven:
+    """How blocks loop.
+
+    Attributes:
+        loop: with stages, the only such one of a block.
+        axis: of the grid along which its length varies.
+        first: how often the first blocks of the axis loop, of sizes that are typical.
+        last: how often the last ones do.
+    """
+
+    loop: For
+    axis: int
+    first: int
+    last: int
+
+
+def uneven(launch: KernelLaunch) -> Uneven | None:
+    """Return along which axis of the grid blocks loop more or less often, None if along none."""
     stmts = list(walk(launch.body))
-    if extent is None or launch.cluster or any(isinstance(s, WAITING) for s in stmts):
-        return launch
-    lengths = [s.stop for s in stmts if isinstance(s, For) and s.kind == "pipelined"]
-    if len(lengths) != 1:
-        return launch
-    short, long = (_length(lengths[0], launch, place) for place in (0, extent - 1))
-    if short is None or long is None or short >= long:
-        return launch
-    there = Substitution({first: binary("sub", const(extent - 1, "int32"), first)})
-    return dataclasses.replace(launch, body=there.stmt(launch.body))
+    loops = [s for s in stmts if isinstance(s, For) and s.kind == "pipelined"]
+    if len(loops) != 1:
+        return None
+    (loop,) = loops
+    steps = loop.stop - loop.start
+    names = _names(steps)
+    inner = {s.var for s in stmts if isinstance(s, nodes.Let)}
+    inner |= {s.loop_var for s in stmts if isinstance(s, For)}
+    axes = [axis for axis, var in enumerate(launch.block_vars) if var in names]
+    is_open = any(isinstance(n, (Load, Call)) for n in walk_expr(steps))
+    if len(axes) != 1 or names & inner or is_open:
+        return None
+    (axis,) = axes
+    var, extent = launch.block_vars[axis], _typical(launch.grid[axis])
+    first, last = (_typical(steps, {var: place}) for place in (0, extent - 1))
+    return Uneven(loop, axis, first, last) if first != last else None
 
 
-def _length(stop: Expr, launch: KernelLaunch, place: int) -> int | None:
-    """Return where a loop ends in a block of a row of the first axis, None if that varies."""
-    if any(isinstance(n, (Load, Call)) for n in walk_expr(stop)):
-        return None
-    used = {n for n in walk_expr(stop) if isinstance(n, Var)}
-    if used != {launch.block_vars[0]}:
-        return None
-    return int(evaluate(stop, {launch.block_vars[0]: place}))
+def rows_of_section(launch: KernelLaunch, target: GpuTarget) -> int:
+    """Return how many rows of the grid run together where blocks along it loop more or less often.
+
+    As many as have what they read in L2 together; 0: the program says it, or all loop alike.
+    """
+    found = uneven(launch)
+    if found is None or found.axis != 0 or not _is_open(launch):
+        return 0
+    sources = [s.src for s in walk(found.loop) if isinstance(s, Copy)]
+    tensors = {
+        r.buffer.root for r in sources
+        if r.buffer.scope == "global" and any(launch.block_vars[1] in _names(e) for e in r.offsets)
+    }  # fmt: skip
+    rows, *others = (_typical(e) for e in launch.grid[1:])
+    read = sum(math.prod(map(_typical, t.shape)) * t.dtype.itemsize for t in tensors)
+    if not read or rows < 2:
+        return 0
+    sections = -(-read * L2_PARTS // (math.prod(others) * target.l2_bytes))
+    return -(-rows // sections)
+
+
+def _names(expr: Expr) -> set[Var]:
+    return {n for n in walk_expr(expr) if isinstance(n, Var)}
+
+
+def _typical(expr: Expr, known: Mapping[Var, int] | None = None) -> int:
+    """Return the value of an expression; sizes that are known at the call alone are TYPICAL."""
+    return int(evaluate(expr, dict.fromkeys(_names(expr), TYPICAL) | dict(known or {})))
 
 
 def rows_of_panel(launch: KernelLaunch, target: GpuTarget) -> int:
     """Return how many rows of the grid run together; 0: the program says it, or it is not clear."""
-    if len(launch.block_vars) < 2 or launch.cluster or launch.thread_vars:
-        return 0
-    if any(_says_order(s) for s in walk(launch.body)):
+    if not _is_open(launch):
         return 0
     extents = [int_value(e) for e in launch.grid]
     if any(e == 1 for e in extents[:2]):
@@ -87,6 +155,13 @@ def rows_of_panel(launch: KernelLaunch, target: GpuTarget) -> int:
         return 0
     rows = round(math.sqrt(target.multiprocessors * across / down))
     return max(1, min(rows, extents[1] or rows))
+
+
+def _is_open(launch: KernelLaunch) -> bool:
+    """Return whether blocks of a grid of several axes may run in any order."""
+    if len(launch.block_vars) < 2 or launch.cluster or launch.thread_vars:
+        return False
+    return not any(_says_order(s) for s in walk(launch.body))
 
 
 def _says_order(stmt: Stmt) -> bool:
@@ -104,7 +179,7 @@ def bytes_by_axis(launch: KernelLaunch) -> tuple[int, int]:
     found = [0, 0]
     for copy in copies_of_products(launch):
         extents = [int_value(e) for e in copy.dst.extents]
-        used = {v for e in copy.src.offsets for v in walk_expr(e) if isinstance(v, Var)}
+        used = set[Var]().union(*map(_names, copy.src.offsets))
         axes = [axis for axis, var in enumerate(launch.block_vars[:2]) if var in used]
         if len(axes) == 1 and all(extents):
             found[axes[0]] += math.prod(e or 1 for e in extents) * copy.dst.dtype.itemsize

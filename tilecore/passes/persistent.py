@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,7 +53,8 @@ OPERANDS = 2  # tiles in flight: of one product, or of attention's two
 OTHER_REGISTERS = 24  # of a thread, beside fragments
 STEPS_OF_TILE = 1.5  # what a tile takes beside its loop, in steps of it
 MOST_UNEVEN = 1.035  # the most that a block has to do, of the mean
-KEPT_BYTES = 32 << 20  # what L2 keeps between tiles that read it: GPUs with TMA have 50 MB
+KEPT_PARTS = 3  # L2 keeps two of these between tiles that read it
+MOST_WAVES = 64  # of which it is worked out when the last one ends
 INT32 = DType("int32")
 
 
@@ -69,7 +71,7 @@ class _Launches(Rewriter):
         total = int_value(_product(launch.grid))
         if (total is not None and total <= self.workers) or not self._is_product(launch):
             return launch
-        order = order_of(launch, self.workers)
+        order = order_of(launch, self.target)
         return launch if order is None else _resident(launch, self.workers, order)
 
     def _is_product(self, launch: KernelLaunch) -> bool:
@@ -145,10 +147,12 @@ class Order:
     """In which order workers go through the tiles of a grid.
 
     Attributes:
+        rows: of a panel, as ``T.use_swizzle`` has it; 0: row by row; below 0: columns.
         is_across: the first block index is the slowest, not the fastest.
         is_turning: every other wave goes backwards.
     """
 
+    rows: int = 0
     is_across: bool = False
     is_turning: bool = False
 
@@ -157,39 +161,66 @@ class Order:
         return (*range(1, count), 0) if self.is_across else tuple(range(count))
 
 
-def order_of(launch: KernelLaunch, workers: int) -> Order | None:
-    """Return in which order all workers have as much to do, or None.
+def order_of(launch: KernelLaunch, target: GpuTarget) -> Order | None:
+    """Return in which order workers that stay have as much to do as those that take what is next.
 
-    Tiles of causal attention loop the longer the later their rows are: those of one length, of all
-    heads, are a few waves, if their keys and values stay in L2. Else heads follow each other.
+    None: in none. Tiles of causal attention loop the longer the later their rows are: those of one
+    length, of all heads, are a few waves, if their keys and values stay in L2. Else heads follow
+    each other.
     """
     stmts = list(walk(launch.body))
     (loop,) = (s for s in stmts if isinstance(s, For))
-    if _is_of_sizes(loop.stop, stmts, launch):
-        return Order()
+    steps = loop.stop - loop.start
+    if _is_of_sizes(steps, stmts, launch):
+        return Order(_rows(launch))
     grid, first = [int_value(e) or 0 for e in launch.grid], launch.block_vars[0]
-    names = {n for n in walk_expr(loop.stop) if isinstance(n, Var)}
-    is_open = any(isinstance(n, (Call, Load)) for n in walk_expr(loop.stop))
-    if not all(grid) or names != {first} or is_open or _rows(launch):
+    names = {n for n in walk_expr(steps) if isinstance(n, Var)}
+    is_open = any(isinstance(n, (Call, Load)) for n in walk_expr(steps))
+    if not all(grid) or names != {first} or is_open:
         return None
-    steps = np.asarray(evaluate(loop.stop, {first: np.arange(grid[0])}))
+    costs = np.asarray(evaluate(steps, {first: np.arange(grid[0])})) + STEPS_OF_TILE
     read = _bytes(list({s.src.buffer.root for s in walk(loop) if isinstance(s, Copy)}))
-    is_kept = read is not None and read <= KEPT_BYTES
-    orders = [Order(a, t) for a in ((True, False) if is_kept else (False,)) for t in (False, True)]
-    unevenness = [_unevenness(steps + STEPS_OF_TILE, grid, workers, o) for o in orders]
-    best = int(np.argmin(unevenness))
-    return orders[best] if unevenness[best] <= MOST_UNEVEN else None
+    is_kept = read is not None and read * KEPT_PARTS <= target.l2_bytes * 2
+    orders = [
+        Order(is_across=across, is_turning=turns)
+        for across in ((True, False) if is_kept else (False,)) for turns in (False, True)
+    ]  # fmt: skip
+    workers = target.multiprocessors
+    busiest = [_busiest(costs, grid, workers, order) for order in orders]
+    best, tiles = int(np.argmin(busiest)), _sequence(costs, grid, _rows(launch))
+    mean = float(tiles.sum()) / workers
+    if busiest[best] <= MOST_UNEVEN * mean or busiest[best] <= _last(tiles, workers):
+        return orders[best]
+    return None
 
 
-def _unevenness(costs: Any, grid: Sequence[int], workers: int, order: Order) -> float:
-    """Return what the worker with most to do has to, of the mean; ``costs`` by the first index."""
+def _busiest(costs: Any, grid: Sequence[int], workers: int, order: Order) -> float:
+    """Return what the worker with most to do has to; ``costs`` are by the first index."""
     others = math.prod(grid[1:])
     tiles = np.repeat(costs, others) if order.is_across else np.tile(costs, others)
     waves = np.zeros((-(-len(tiles) // workers), workers))
     waves.ravel()[: len(tiles)] = tiles
     if order.is_turning:
         waves[1::2] = waves[1::2, ::-1].copy()
-    return float(waves.sum(0).max() * workers / tiles.sum())
+    return float(waves.sum(0).max())
+
+
+def _sequence(costs: Any, grid: Sequence[int], rows: int) -> Any:
+    """Return the costs of the blocks of a grid in the order in which they begin."""
+    if rows <= 0:
+        return np.tile(costs, math.prod(grid[1:]))
+    panels = [np.repeat(costs, min(rows, grid[1] - r)) for r in range(0, grid[1], rows)]
+    return np.tile(np.concatenate(panels), math.prod(grid[2:]))
+
+
+def _last(tiles: Any, workers: int) -> float:
+    """Return when the last of tiles ends, of which each goes to the worker that is free first."""
+    if len(tiles) > MOST_WAVES * workers:
+        return 0.0  # they end together
+    free = [0.0] * workers
+    for cost in tiles.tolist():
+        heapq.heapreplace(free, free[0] + cost)
+    return max(free)
 
 
 def _is_of_sizes(expr: Expr, stmts: Sequence[Stmt], launch: KernelLaunch) -> bool:
@@ -212,7 +243,7 @@ def _resident(launch: KernelLaunch, workers: int, order: Order) -> KernelLaunch:
     total = _product(launch.grid)
     axes = order.axes(len(launch.grid))
     grid = [launch.grid[axis] for axis in axes]
-    places = _inside(_places(tile, grid, _rows(launch)), grid, tile)
+    places = _inside(_places(tile, grid, order.rows), grid, tile)
     lets = [
         nodes.Let(launch.block_vars[axis], value, launch.span)
         for axis, value in zip(axes, places, strict=True)

@@ -30,23 +30,31 @@ def product(M, N, K, block, stages=2, order=None):
     return gemm(M, N, K, block, stages, "float16", "float16", threads=256, order=order)
 
 
-def triangle(rows, width, block, backwards=False):
-    """Each block sums the keys up to its own rows."""
+def triangle(rows, width, block, axis=0, backwards=False):
+    """Each block sums the keys up to its own rows, or from the other end as many."""
+    blocks = rows // block
+    grid = (blocks, width // 32) if axis == 0 else (width // 32, blocks)
 
     @T.prim_func
     def main(A: T.Tensor((rows, width), "float16"), B: T.Tensor((rows, width), "float32")):
-        with T.Kernel(T.ceildiv(rows, block), threads=128) as bx:
-            tile = T.alloc_shared((block, width), "float16")
-            sums = T.alloc_fragment((block, width), "float32")
+        with T.Kernel(*grid, threads=128) as (bx, by):
+            row, column = (bx, by) if axis == 0 else (by, bx)
+            tile = T.alloc_shared((block, 32), "float16")
+            sums = T.alloc_fragment((block, 32), "float32")
             T.clear(sums)
-            steps = T.ceildiv(rows, block) - bx if backwards else bx + 1
-            for k in T.Pipelined(steps, num_stages=2):
-                T.copy(A[k * block, 0], tile)
-                for i, j in T.Parallel(block, width):
+            for k in T.Pipelined(row if backwards else blocks - 1 - row, blocks, num_stages=2):
+                T.copy(A[k * block, column * 32], tile)
+                for i, j in T.Parallel(block, 32):
                     sums[i, j] += tile[i, j]
-            T.copy(sums, B[bx * block, 0])
+            T.copy(sums, B[row * block, column * 32])
 
     return main
+
+
+def launch_of(func):
+    """Return the only launch of a program."""
+    (launch,) = [s for s in walk(func.body) if isinstance(s, KernelLaunch)]
+    return launch
 
 
 def run(func, target, arguments):
@@ -151,7 +159,7 @@ def test_the_loads_of_the_next_tile_do_not_wait_for_the_stores_of_the_last():
     ids=["few tiles", "small tiles", "one stage"],
 )
 def test_when_blocks_do_not_stay(func, why):
-    (launch,) = [s for s in walk(persistent.run(func, FEW).body) if isinstance(s, KernelLaunch)]
+    launch = launch_of(persistent.run(func, FEW))
     assert len(launch.block_vars) == 2, why
 
 
@@ -167,25 +175,28 @@ def test_panels_are_as_wide_as_high():
     h100 = parse_gpu_target("h100")
     for block, rows in (((128, 256), 16), ((256, 128), 8), ((128, 128), 11)):
         func = product(8192, 8192, 64, (*block, 64))
-        (launch,) = [s for s in walk(func.body) if isinstance(s, KernelLaunch)]
+        launch = launch_of(func)
         assert panels.rows_of_panel(launch, h100) == rows
     own = product(8192, 8192, 64, (128, 128, 64), order="row")
-    (launch,) = [s for s in walk(own.body) if isinstance(s, KernelLaunch)]
+    launch = launch_of(own)
     assert panels.rows_of_panel(launch, h100) == 0  # the program says it
 
 
-@pytest.mark.few(1)
+@pytest.mark.few(2)
+@pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("backwards", [False, True])
-def test_blocks_that_loop_longer_begin_first(backwards):
-    func = triangle(192, 64, 32, backwards)
+def test_blocks_that_loop_longer_begin_first(axis, backwards):
+    func = triangle(192, 64, 32, axis, backwards)
     a = random(np.random.default_rng(3), (192, 64), "float16")
     b = np.zeros((192, 64), np.float32)
     run_emulated(func, "h100", [a, b], ALL_SCHEDULES)
     parts = a.astype(np.float32).reshape(6, 32, 64)
-    expected = np.stack([parts[: 6 - i if backwards else i + 1].sum(0) for i in range(6)])
+    expected = np.stack([parts[i if backwards else 5 - i :].sum(0) for i in range(6)])
     np.testing.assert_allclose(b.reshape(6, 32, 64), expected, rtol=1e-5, atol=1e-4)
-    (launch,) = [s for s in walk(func.body) if isinstance(s, KernelLaunch)]
+    launch = launch_of(func)
     assert (panels.longest_first(launch) is launch) == backwards
+    rows = panels.rows_of_section(launch, parse_gpu_target("h100"))
+    assert rows == (2 if axis == 0 else 0)
 
 
 def test_softmax_beside_a_running_product_where_a_mask_is_conditional():
@@ -228,20 +239,70 @@ def test_attention_by_blocks_that_stay(fields):
     [
         ({"seq_q": 4096, "seq_kv": 4096, "heads": 64}, (True, True)),
         ({"seq_q": 2048, "seq_kv": 2048, "heads": 32, "kv_heads": 32, "batch": 4}, (False, True)),
+        ({"seq_q": 1024, "seq_kv": 1024, "heads": 40, "kv_heads": 40}, (True, True)),
         ({"seq_q": 16384, "seq_kv": 16384, "heads": 16, "kv_heads": 16}, None),
         ({"seq_q": 4096, "seq_kv": 4096, "heads": 64, "causal": False}, (False, False)),
     ],
-    ids=["rows of all heads", "head by head", "uneven", "all alike"],
+    ids=["rows of all heads", "head by head", "as even as what is next", "uneven", "all alike"],
 )
 def test_all_blocks_have_as_much_to_do(fields, order):
     _, func = attention(dim=128, **{"causal": True, **fields})
     h100 = parse_gpu_target("h100")
-    (launch,) = [s for s in walk(panels.run(func, h100).body) if isinstance(s, KernelLaunch)]
-    found = persistent.order_of(launch, h100.multiprocessors)
-    assert found == (None if order is None else persistent.Order(*order))
+    launch = launch_of(panels.run(func, h100))
+    found = persistent.order_of(launch, h100)
+    assert found == (None if order is None else persistent.Order(0, *order))
     func = persistent.run(panels.run(func, h100), h100)
-    (launch,) = [s for s in walk(func.body) if isinstance(s, KernelLaunch)]
+    launch = launch_of(func)
     assert len(launch.grid) == (3 if order is None else 1)
+
+
+@pytest.mark.parametrize(
+    ("target", "rows"), [("h100", (16, 20, 32, 2, 0)), ("rtx3090", (2, 4, 16, 1, 0))]
+)
+def test_heads_run_together_whose_keys_stay_in_l2(target, rows):
+    fields = [
+        {"seq_q": 2048, "seq_kv": 2048, "heads": 32, "kv_heads": 32},
+        {"seq_q": 1024, "seq_kv": 1024, "heads": 40, "kv_heads": 40},
+        {"seq_q": 4096, "seq_kv": 4096, "heads": 32},  # of groups of 16
+        {"seq_q": 16384, "seq_kv": 16384, "heads": 16, "kv_heads": 16},
+        {"seq_q": 4096, "seq_kv": 4096, "heads": 32, "causal": False},
+    ]
+    launches = [launch_of(attention(dim=128, **{"causal": True, **f})[1]) for f in fields]
+    device = parse_gpu_target(target)
+    assert tuple(panels.rows_of_section(launch, device) for launch in launches) == rows
+
+
+def test_blocks_of_equal_rows_of_all_heads_begin_together():
+    """Multiprocessors that take the next block when they are free end at nearly the same time."""
+    costs = np.arange(16.0, 0.0, -1.0)
+    by_head, together = (persistent._sequence(costs, (16, 40, 1), rows) for rows in (0, 40))
+    assert sorted(by_head) == sorted(together)
+    mean = by_head.sum() / 132
+    assert persistent._last(by_head, 132) > 1.2 * mean
+    assert persistent._last(together, 132) < 1.05 * mean
+
+
+@pytest.mark.few(1)
+@pytest.mark.covering
+@pytest.mark.parametrize("target", ["sm_80", "h100"])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(3, 1), (6, 6)])
+def test_causal_attention_of_dynamic_sizes_begins_with_long_rows(target, heads, kv_heads):
+    definition = ATTENTION.on("cuda")
+    sizes = {"batch": 2, "heads": heads, "kv_heads": kv_heads, "seq_q": 1, "seq_kv": 1, "dim": 64}
+    problem = definition.parse_problem({**sizes, "dtype": "float16", "causal": True})
+    open_problem = {**problem, "seq_q": M, "seq_kv": M}
+    knobs = {**definition.default_config("cuda"), "block_M": 64, "block_N": 32, "threads": 128}
+    func = definition.program(open_problem, knobs)
+    device = parse_gpu_target(target)
+    assert panels.longest_first(launch_of(func)) is not launch_of(func)
+    small = replace(device, l2_bytes=2 * 3 * 2 * 4096 * 64 * 2)  # two heads of 6
+    assert panels.rows_of_section(launch_of(func), small) == {3: 3, 6: 2}[heads]
+    for size in (200, 64, 33):
+        problem = {**problem, "seq_q": size, "seq_kv": size}
+        inputs = ATTENTION.inputs(problem, np.random.default_rng(size))
+        out = np.full(inputs[0].shape, np.nan, np.float16)
+        run(func, small, [*inputs, out])
+        close(out, ATTENTION.reference(problem, inputs)[0], "float16")
 
 
 def test_blocks_that_wait_for_others_keep_their_order():
@@ -266,7 +327,7 @@ def test_blocks_that_wait_for_others_keep_their_order():
             T.copy(C_l, C[by * block, bx * block])
             T.atomic_add(done[0], 1)
 
-    (launch,) = [s for s in walk(main.body) if isinstance(s, KernelLaunch)]
+    launch = launch_of(main)
     assert panels.bytes_by_axis(launch) == (64 * block * 2, 64 * block * 2)
     assert panels.rows_of_panel(launch, parse_gpu_target("h100")) == 0
 

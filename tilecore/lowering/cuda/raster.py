@@ -33,10 +33,15 @@ def rasterized(
     is_row = str(hint.get("order", "row")).startswith("row")
     along, across = (0, 1) if is_row else (1, 0)
     number = builder.bind(add(blocks[0], mul(blocks[1], grid[0])))
+    places = list(blocks)
+    extent = int_value(launch.grid[across])
+    if extent is not None and extent <= panel:  # there is one panel
+        places[along] = builder.bind(quotient(number, extent))
+        places[across] = builder.bind(remainder(number, extent))
+        return places
     size = mul(grid[along], panel)
     which, within = builder.bind(quotient(number, size)), builder.bind(remainder(number, size))
     rows = builder.bind(minimum(panel, add(grid[across], mul(mul(which, panel), -1))))
-    places = list(blocks)
     places[along] = builder.bind(quotient(within, rows))
     places[across] = builder.bind(add(mul(which, panel), remainder(within, rows)))
     return places
