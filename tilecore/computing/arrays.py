@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from tilecore.computing.calls import Call, results
 from tilecore.computing.graph import Node, Shape
 from tilecore.computing.places import Place, row_major
 from tilecore.computing.tensor import is_tensor
-from tilecore.errors import TypeMismatch
+from tilecore.errors import ArgumentError, SourceSpan, TypeMismatch
+from tilecore.ir.dtype import DType
 
 
 def strides(tensor: Any) -> tuple[int, ...] | None:
@@ -78,6 +80,40 @@ def copied(tensor: Any, shape: tuple[int, ...]) -> Any:
     import torch
 
     return tensor.clone(memory_format=torch.contiguous_format).reshape(shape)
+
+
+def called(call: Call, tensors: Sequence[Any], span: SourceSpan) -> list[Any]:
+    """Return the tensors that a function of torch returns; arrays of NumPy for such arrays.
+
+    Raises:
+        ArgumentError: torch refuses them, for what their elements are (TC402).
+    """
+    is_numpy = not all(hasattr(tensor, "data_ptr") for tensor in tensors)
+    try:
+        found = results(call([_of_torch(t) for t in tensors] if is_numpy else tensors))
+    except (RuntimeError, IndexError, ValueError) as error:
+        said = str(error).strip().splitlines()[0]
+        raise ArgumentError(
+            position="of", name=call.name, expected="what torch takes", found=said, span=span
+        ) from error
+    return [_of_numpy(tensor) for tensor in found] if is_numpy else found
+
+
+def _of_torch(array: Any) -> Any:
+    """Return the tensor of torch of an array's elements, in its memory."""
+    import torch
+
+    if str(array.dtype) == "bfloat16":  # which NumPy knows by ml_dtypes, torch does not
+        return torch.from_numpy(np.ascontiguousarray(array).view(np.int16)).view(torch.bfloat16)
+    return torch.as_tensor(array)
+
+
+def _of_numpy(tensor: Any) -> Any:
+    import torch
+
+    if tensor.dtype is torch.bfloat16:
+        return tensor.contiguous().view(torch.int16).numpy().view(DType("bfloat16").numpy)
+    return tensor.numpy()
 
 
 # --- arguments ------------------------------------------------------------------------------------

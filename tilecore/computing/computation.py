@@ -20,8 +20,17 @@ from tilecore.computing import arrays, decode, long_rows, products, rows
 from tilecore.computing.fusion import Group, steps
 from tilecore.computing.graph import Node, consumers, ordered
 from tilecore.computing.places import GPU_ALIGNMENT_BYTES, Places, wanted_order
-from tilecore.computing.plan import Copy, Launch, Plan, Stage, function_of, recommended
-from tilecore.computing.tensor import Traced, input_of
+from tilecore.computing.plan import (
+    Called,
+    Copy,
+    Launch,
+    Plan,
+    Stage,
+    Step,
+    function_of,
+    recommended,
+)
+from tilecore.computing.tensor import Traced, input_of, reading
 from tilecore.computing.text import Program
 from tilecore.computing.varying import Family, Layout, layouts_of
 from tilecore.errors import TypeMismatch
@@ -141,6 +150,9 @@ class Computation:
         for step in self.plan(*args, **kwargs).steps:
             if isinstance(step, Copy):
                 lines.append(f"copy of {step.node.shape}: its rows do not lie together")
+            elif isinstance(step, Called):
+                shapes = ", ".join(str(place.shape) for place in step.reads)
+                lines.append(f"torch's {step.node.op} of {shapes}; returns {step.node.shape}")
             elif isinstance(step, Launch):
                 stage = step.stage
                 made = ", ".join(node.op for node in stage.group.members)
@@ -230,7 +242,8 @@ class Computation:
         for name, value in bound.arguments.items():
             traced = arrays.mapped(value, name, lambda place, _: Traced(inputs[place]))
             bound.arguments[name] = traced
-        returned = self.function(*bound.args, **bound.kwargs)
+        with reading(tensors.values()):
+            returned = self.function(*bound.args, **bound.kwargs)
         is_single = isinstance(returned, Traced)
         found = (returned,) if is_single else returned
         if not isinstance(found, tuple | list) or not all(isinstance(r, Traced) for r in found):
@@ -240,7 +253,7 @@ class Computation:
             )
         roots = [r.node for r in found]
         for node in roots:
-            if node.dtype == "bool":
+            if node.dtype == "bool" and node.kind == "pointwise":
                 raise TypeMismatch(
                     expected="numbers as results", found="a comparison", span=node.span,
                     hint="use torch.where(condition, 1.0, 0.0)",
@@ -265,13 +278,18 @@ class Computation:
     ) -> Plan:  # fmt: skip
         """Return a plan whose kernels are to be built."""
         users, numbers = consumers(ordered(results)), itertools.count()
-        made: list[Launch | Copy | Node] = []
+        made: list[Step] = []
         for step in order:
             if isinstance(step, Group):
                 readers = [] if step.root in results else users[step.root]
                 stage = self._stage(step, next(numbers), places, wanted_order(step.root, readers))
                 reads = [p.place for p in stage.program.inputs]
                 made += [*_copies(places), Launch(stage, reads, step.root)]
+            elif step.kind == "call":
+                at = [places.of(node) for node in step.producers]
+                for place in at:
+                    places.need(place)
+                made += [*_copies(places), Called(step, at)]
             elif "held" in step.attrs:
                 made.append(step)
         at = [places.of(node) for node in results]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from tilecore.computing import composites, graph, views
+from tilecore.computing import calls, composites, graph, views
 from tilecore.computing.extents import Extent
 from tilecore.computing.graph import FLOATS, INTEGER, Node, need_floats, pointwise, reduced
 from tilecore.computing.views import axes_of
@@ -27,7 +27,7 @@ ALIASES: Mapping[str, str] = MappingProxyType({
     "absolute": "abs", "negative": "neg", "subtract": "sub", "multiply": "mul",
     "divide": "div", "true_divide": "div", "truediv": "div", "power": "pow", "less": "lt",
     "less_equal": "le", "greater": "gt", "greater_equal": "ge", "equal": "eq", "not_equal": "ne",
-    "mm": "matmul", "bmm": "matmul", "clip": "clamp",
+    "mm": "matmul", "bmm": "matmul", "clip": "clamp", "concat": "cat", "concatenate": "cat",
     "swapaxes": "transpose", "view": "reshape", "float_power": "pow",
     **{f"bitwise_{op}": f"logical_{op}" for op in LOGIC}, "and": "logical_and",
     "or": "logical_or", "xor": "logical_xor", "invert": "logical_not",
@@ -117,6 +117,10 @@ def _gelu(span: SourceSpan, x: Node, approximate: str = "none") -> Node:
         inner = pointwise("mul", x, math.sqrt(0.5), span=span)
         part = pointwise("erf", inner, span=span)
     return pointwise("mul", half, pointwise("add", part, 1.0, span=span), span=span)
+
+
+def _masked_fill(span: SourceSpan, x: Node, mask: Node, value: Value) -> Node:
+    return _where(span, mask, float(value) if isinstance(value, int) else value, x)
 
 
 def _clamp(span: SourceSpan, x: Node, min: Value = None, max: Value = None) -> Node:
@@ -298,6 +302,8 @@ def _attention(
         raise UnsupportedSyntax(
             expected="attention without dropout", found=f"dropout_p={dropout_p}"
         )
+    if attn_mask is not None and attn_mask.dtype == "bool":
+        attn_mask = pointwise("where", attn_mask, 0.0, -math.inf, span=span, dtype=query.dtype)
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
     return attention(
         query, key, value, factor, span, is_causal=is_causal, mask=attn_mask, is_grouped=enable_gqa
@@ -386,10 +392,28 @@ def _grouped(
     return graph.reshaped(turned, [*(extent[c] for c in groups[0]), *sizes], span)
 
 
+def _join(name: str) -> Function:
+    def function(
+        span: SourceSpan, tensors: Sequence[Node], dim: int = 0, *, axis: int | None = None
+    ) -> Node:
+        return calls.joined(name, tensors, dim if axis is None else axis, span)
+
+    return function
+
+
 def _as(dtype: str) -> Function:
     return lambda span, x: _to(span, x, dtype)
 
 
+# Functions of tensors of any element type, and those of truth.
+OF_ALL = (
+    "transpose", "t", "permute", "reshape", "unsqueeze", "squeeze", "flatten", "chunk", "split",
+    "contiguous", "clone", "detach", "cat", "stack",
+)  # fmt: skip
+OF_TRUTH = (
+    "where", "masked_fill", "scaled_dot_product_attention", "float", "half", "bfloat16",
+    *(f"logical_{op}" for op in LOGIC),
+)  # fmt: skip
 FUNCTIONS: Mapping[str, Function] = MappingProxyType({
     **composites.FUNCTIONS,
     **{op: _unary(op) for op in UNARY},
@@ -398,7 +422,8 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType({
     **{f"logical_{op}": _logic(op) for op in LOGIC},
     **{op: _reduction(op) for op in ("sum", "mean", "amax", "amin")},
     "max": _extreme("amax", "maximum"), "min": _extreme("amin", "minimum"),
-    "where": _where, "relu": _relu, "silu": _silu, "gelu": _gelu, "clamp": _clamp,
+    "where": _where, "masked_fill": _masked_fill, "cat": _join("cat"), "stack": _join("stack"),
+    "relu": _relu, "silu": _silu, "gelu": _gelu, "clamp": _clamp,
     "square": _square, "reciprocal": _reciprocal, "to": _to, "type": _to, "astype": _to,
     "float": _as("float32"), "half": _as("float16"), "bfloat16": _as("bfloat16"),
     "softmax": _softmax, "log_softmax": _log_softmax, "layer_norm": _layer_norm,

@@ -14,6 +14,7 @@ from tilecore.computing.functions import attention
 from tilecore.computing.graph import Node, consumers, merged, ordered, pointwise, reduced, rewritten
 
 CORES = ("product", "attention")
+WITHOUT_KERNEL = ("input", "view", "call")
 
 
 @dataclass(eq=False)
@@ -104,7 +105,7 @@ class Group:
 
 
 def steps(roots: Sequence[Node], joins_products: bool) -> tuple[list[Group | Node], list[Node]]:
-    """Return inputs, kernels and views in an order in which they can run, and the results.
+    """Return inputs, kernels, views and calls in an order in which they can run, and the results.
 
     ``joins_products``: two products of one left operand that meet in an expression are one kernel.
     """
@@ -113,7 +114,7 @@ def steps(roots: Sequence[Node], joins_products: bool) -> tuple[list[Group | Nod
     users, results = consumers(nodes), set(roots)
     owner: dict[Node, Group] = {}
     for node in reversed(nodes):
-        if node.kind in ("input", "view"):
+        if node.kind in WITHOUT_KERNEL:
             continue
         groups = {owner.get(user) for user in users[node]}
         group = groups.pop() if len(groups) == 1 and node not in results else None
@@ -122,7 +123,7 @@ def steps(roots: Sequence[Node], joins_products: bool) -> tuple[list[Group | Nod
         owner[node] = group
     found: list[Group | Node] = []
     for node in nodes:
-        if node.kind in ("input", "view"):
+        if node.kind in WITHOUT_KERNEL:
             found.append(node)
         elif owner[node].root is node:
             owner[node].members.reverse()

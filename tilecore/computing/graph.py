@@ -2,7 +2,8 @@
 
 Extents are integers, or ``extents.Extent`` where they differ from call to call. Element types are
 float32, float16 and bfloat16; sums and everything between two kernels' tensors are float32. Truth
-and integers come of comparisons and of ``where`` alone, and go into functions of elements.
+and integers of comparisons and of ``where`` go into functions of elements; of other tensors they
+are torch's matter (``calls``), but for masks.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ INTEGER = "int64"  # of where(condition, 1, 0), as torch has it
 OF_INTEGERS = ("add", "sub", "mul", "pow", "maximum", "minimum", "neg", "abs")  # torch: integers
 FEW_ROWS, LONG_ROW = 64, 8192  # fewer rows and longer ones are reduced in parts
 MOST_OF_ROW, LEAST_OF_ROW = 4096, 63
-Kind = Literal["input", "pointwise", "reduce", "softmax", "product", "attention", "view"]
+Kind = Literal["input", "pointwise", "reduce", "softmax", "product", "attention", "view", "call"]
 Shape = tuple[Any, ...]  # of integers, and of extents that vary (``extents.Extent``)
 
 
@@ -34,7 +35,8 @@ class Node:
         op: which function of that kind: "exp", "sum", "transpose"; of an input its name.
         args: what it is made of; numbers, and extents as numbers, stand in pointwise nodes alone.
         shape: its extents.
-        dtype: its element type; "bool" of comparisons, "int64" of ``where`` with integers.
+        dtype: its element type; "bool" of comparisons, "int64" of ``where`` with integers; of
+            inputs and calls any that ``calls.RESULTS`` names.
         attrs: what else the kind needs (axis of a reduction, scale of attention, ...).
         span: the line of the computation that asks for it.
     """

@@ -203,6 +203,6 @@ def wanted_order(root: Node, users: Sequence[Node]) -> tuple[int, ...] | None:
 
     None: they differ, it is the order of the axes, or rows would be broken up.
     """
-    orders = {u.attrs["axes"] if u.op == "permute" else None for u in users}
+    orders = {u.attrs["axes"] if (u.kind, u.op) == ("view", "permute") else None for u in users}
     order: tuple[int, ...] | None = orders.pop() if len(orders) == 1 else None
     return order if order and order[-1] == len(root.shape) - 1 else None

@@ -6,10 +6,11 @@ import functools
 import linecache
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Union
 
 from tilecore.autotuner import AutoTuner, set_autotune_inputs
 from tilecore.computing import arrays
+from tilecore.computing.calls import Call
 from tilecore.computing.extents import at
 from tilecore.computing.fusion import Group
 from tilecore.computing.graph import Node
@@ -23,6 +24,7 @@ from tilecore.tile_config import digest
 
 Before = Callable[["Stage", Sequence[Any]], None]
 Values = Mapping[str, int]
+Step = Union["Launch", "Copy", "Called", Node]
 
 
 @dataclass(eq=False)
@@ -87,6 +89,19 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
+class Called:
+    """A result of a function of torch that is called as it is.
+
+    Attributes:
+        node: the result.
+        reads: where the function's tensors lie.
+    """
+
+    node: Node
+    reads: Sequence[Place]
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """A kernel that runs, and what it reads.
 
@@ -107,7 +122,7 @@ class Plan:
 
     Attributes:
         inputs: nodes of the tensors of a call, by the names of the function's parameters.
-        steps: kernels, copies and tensors that the function holds, in order.
+        steps: kernels, copies, calls and tensors that the function holds, in order.
         results: places of what the function returns.
         is_single: whether it returns one tensor rather than a tuple.
         alignment: of the addresses of tensors that its kernels take, in bytes.
@@ -115,7 +130,7 @@ class Plan:
     """
 
     inputs: Mapping[str, Node]
-    steps: Sequence[Launch | Copy | Node]
+    steps: Sequence[Step]
     results: Sequence[Place]
     is_single: bool
     alignment: int = 1
@@ -152,6 +167,7 @@ class Plan:
             node: arrays.laid(tensors[name], node, self.alignment)
             for name, node in self.inputs.items()
         }
+        returned: dict[Call, Sequence[Any]] = {}
         for step in self.steps:
             if isinstance(step, Launch):
                 given = [arrays.at(known, place) for place in step.reads]
@@ -159,6 +175,12 @@ class Plan:
                 known[step.root] = step.stage.kernel.run(*given)
             elif isinstance(step, Copy):
                 known[step.node] = arrays.copied(arrays.at(known, step.source), step.node.shape)
+            elif isinstance(step, Called):
+                call, place = step.node.attrs["call"], step.node.attrs["place"]
+                if call not in returned:
+                    given = [arrays.at(known, p) for p in step.reads]
+                    returned[call] = arrays.called(call, given, step.node.span)
+                known[step.node] = arrays.laid(returned[call][place], step.node, self.alignment)
             else:
                 known[step] = arrays.laid(step.attrs["held"], step, self.alignment)
         found = [arrays.whole(arrays.at(known, place)) for place in self.results]
@@ -167,13 +189,16 @@ class Plan:
     def of(self, values: Values) -> Plan:
         """Return the plan, whose sizes vary, for some of them."""
         sized = _Sized(values)
-        steps: list[Launch | Copy | Node] = []
+        steps: list[Step] = []
         for step in self.steps:
             if isinstance(step, Launch):
                 reads = [sized.place(place) for place in step.reads]
                 steps.append(Launch(step.stage, reads, sized.node(step.root)))
             elif isinstance(step, Copy):
                 steps.append(Copy(sized.node(step.node), sized.place(step.source)))
+            elif isinstance(step, Called):
+                reads = [sized.place(place) for place in step.reads]
+                steps.append(Called(sized.node(step.node), reads))
             else:
                 steps.append(sized.node(step))
         inputs = {name: sized.node(node) for name, node in self.inputs.items()}

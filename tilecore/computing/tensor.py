@@ -1,20 +1,26 @@
 """Traced: the tensor that a computation is read with. It answers to what torch and NumPy write.
 
 Methods, operators, functions of torch (``__torch_function__``) and ufuncs of NumPy
-(``__array_ufunc__``) end in ``functions.FUNCTIONS``, by name.
+(``__array_ufunc__``) end in ``functions.FUNCTIONS``, by name; torch itself is called for what is
+not there (``calls``).
 """
 
 from __future__ import annotations
 
+import operator
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import islice
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from tilecore.computing import calls
 from tilecore.computing.extents import Extent, taken
-from tilecore.computing.functions import ALIASES, FUNCTIONS, Value
+from tilecore.computing.functions import ALIASES, FUNCTIONS, OF_ALL, OF_TRUTH, Value
 from tilecore.computing.graph import FLOATS, Node, Shape, sliced
 from tilecore.errors import (
     ShapeMismatch,
@@ -38,7 +44,21 @@ OF_NUMPY = (
     "reshape",
     "swapaxes",
     "einsum",
+    "concatenate",
+    "stack",
 )
+# Whether methods mean what those of torch's tensors do: not where a call passes arrays of NumPy.
+_has_methods_of_torch: ContextVar[bool] = ContextVar("has_methods_of_torch", default=False)
+
+
+@contextmanager
+def reading(tensors: Iterable[Any]) -> Iterator[None]:
+    """Have a function read that is called with some tensors."""
+    token = _has_methods_of_torch.set(not any(isinstance(t, np.ndarray) for t in tensors))
+    try:
+        yield
+    finally:
+        _has_methods_of_torch.reset(token)
 
 
 class Traced:
@@ -89,7 +109,10 @@ class Traced:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, index: Any) -> Traced:
+    def __getitem__(self, index: Any) -> Any:
+        entries = index if isinstance(index, tuple) else (index,)
+        if any(isinstance(e, Traced | list) or is_tensor(e) for e in entries):
+            return called("__getitem__", (self, index), {})
         return Traced(_part(self.node, index, _caller()))
 
     def __neg__(self) -> Any:
@@ -113,7 +136,9 @@ class Traced:
             return lambda *args, **kwargs: called(name, (self, *args), kwargs)
         if name.startswith("__"):
             raise AttributeError(name)
-        raise _unknown(f"Tensor.{name}")
+        if _method(name) is None:
+            raise _unknown(f"Tensor.{name}")
+        return lambda *args, **kwargs: called(name, (self, *args), kwargs)
 
     @classmethod
     def __torch_function__(
@@ -121,7 +146,7 @@ class Traced:
     ) -> Any:
         _ = types
         name = getattr(function, "__name__", str(function))
-        return called(name, args, kwargs or {})
+        return called(name, args, kwargs or {}, function)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
         if method != "__call__":
@@ -164,8 +189,13 @@ for _name in (*_ARITHMETIC, *_LOGIC):
 setattr(Traced, "__hash__", object.__hash__)  # noqa: B010 (an __eq__ of its own took it)
 
 
-def called(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def called(
+    name: str, args: Sequence[Any], kwargs: Mapping[str, Any],
+    function: Callable[..., Any] | None = None,
+) -> Any:  # fmt: skip
     """Return what a function of torch or NumPy makes of traced tensors.
+
+    ``function``: that of torch, where it is one; else a method of this name.
 
     Raises:
         UnsupportedSyntax: computations have no such function, or not with these arguments (TC101).
@@ -173,11 +203,24 @@ def called(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """
     span = _caller()
     bare = name[2:-2] if name.startswith("__") else name  # add_, in place, is none of them
-    function = FUNCTIONS.get(ALIASES.get(bare, bare))
-    if function is None:
-        raise _unknown(name)
+    own = ALIASES.get(bare, bare)
+    known = FUNCTIONS.get(own)
+    if own in ("var", "std") and _has_methods_of_torch.get() and not _says_correction(args, kwargs):
+        kwargs = {**kwargs, "correction": 1}  # of NumPy it is 0
+    if known is None or _is_of_torch(own, args, kwargs):
+        of_torch = function or _method(bare, args, kwargs)
+        if of_torch is None and known is not None:
+            raise TypeMismatch(
+                expected=f"`{bare}` of {', '.join(FLOATS)}", found="others", span=span
+            )
+        if of_torch is None:
+            raise _unknown(name)
+        try:
+            return _traced(calls.called(name, of_torch, _held(args), _held(kwargs), span))
+        except TileError as error:
+            raise error.at(span) from None
     try:
-        found = function(span, *map(_node, args), **{k: _node(v) for k, v in kwargs.items()})
+        found = known(span, *map(_node, args), **{k: _node(v) for k, v in kwargs.items()})
     except TypeError as error:
         raise UnsupportedSyntax(
             expected=f"arguments that computations know of `{bare}`", found=str(error), span=span
@@ -185,6 +228,52 @@ def called(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     except TileError as error:
         raise error.at(span) from None
     return _traced(found)
+
+
+def _is_of_torch(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether torch computes a function that kernels compute of other arguments."""
+    if name in OF_ALL:
+        return False
+    given = (*args, *kwargs.values())
+    if (name in ("max", "min") and "dim" in kwargs) or (name == "to" and _is_exact(given)):
+        return True
+    nodes = [v.node for v in given if isinstance(v, Traced)]
+    others = [n for n in nodes if n.dtype not in FLOATS and n.kind != "pointwise"]
+    return any(n.dtype != "bool" or name not in OF_TRUTH for n in others)
+
+
+def _says_correction(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a variance says what its sum is divided by."""
+    is_named = "correction" in kwargs or kwargs.get("unbiased") is not None
+    return is_named or any(isinstance(v, bool) for v in args[1:3])
+
+
+def _is_exact(given: Sequence[Any]) -> bool:
+    """Return whether one of some arguments is a type of integers, of truth or float64."""
+    return any(str(v).removeprefix("torch.") in (*calls.INTEGERS, "bool", "float64") for v in given)
+
+
+def _method(
+    name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = MappingProxyType({})
+) -> Callable[..., Any] | None:
+    """Return what computes a method of torch's tensors, None if there is none."""
+    if not _has_methods_of_torch.get():
+        return None
+    import torch
+
+    of_python = getattr(operator, f"__{name}__", None)
+    takes_numbers = of_python is not None and not kwargs and len(args) <= 2  # on the left, too
+    found: Callable[..., Any] | None = of_python if takes_numbers else None
+    return found or getattr(torch.Tensor, name, None)
+
+
+def _held(value: Any) -> Any:
+    """Return arguments with nodes in place of tensors, at any depth."""
+    if isinstance(value, dict):
+        return {k: _held(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)([_held(v) for v in value])
+    return value if isinstance(value, slice) else _node(value)
 
 
 def _node(value: Any) -> Value:
@@ -205,9 +294,9 @@ def input_of(name: str, tensor: Any, shape: Shape | None = None, **attrs: Any) -
     ``shape``: where some of its extents vary.
     """
     dtype, span = str(tensor.dtype).removeprefix("torch."), _caller()
-    if dtype not in FLOATS:
+    if dtype not in calls.INPUTS:
         raise TypeMismatch(
-            expected=f"`{name}` of element type {', '.join(FLOATS)}", found=dtype, span=span,
+            expected=f"`{name}` of element type {', '.join(calls.INPUTS)}", found=dtype, span=span,
             hint="convert it first",
         )  # fmt: skip
     shape = tuple(int(n) for n in tensor.shape) if shape is None else shape
@@ -219,7 +308,10 @@ def input_of(name: str, tensor: Any, shape: Shape | None = None, **attrs: Any) -
 def _traced(found: Any) -> Any:
     if isinstance(found, Node):
         return Traced(found)
-    return tuple(map(_traced, found)) if isinstance(found, tuple | list) else found
+    if not isinstance(found, tuple | list):
+        return found
+    parts = tuple(map(_traced, found))
+    return type(found)(parts) if hasattr(found, "n_fields") else parts  # values, indices
 
 
 def is_tensor(value: Any) -> bool:
@@ -271,6 +363,6 @@ def _is_own(module: str) -> bool:
 def _unknown(name: str) -> UnsupportedSyntax:
     known = ", ".join(sorted(FUNCTIONS))
     return UnsupportedSyntax(
-        expected="a function that computations know", found=f"`{name}`", span=_caller(),
-        hint=f"known are {known}",
+        expected="a function that computations know, or one of torch's", found=f"`{name}`",
+        span=_caller(), hint=f"known are {known}",
     )  # fmt: skip

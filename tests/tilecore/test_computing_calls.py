@@ -1,0 +1,168 @@
+"""Functions that torch computes within computations: what they return, read and refuse."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tilecore
+from tilecore.errors import ArgumentError, TypeMismatch, UnsupportedSyntax
+
+IDS = torch.tensor([[3, 1, 0], [2, 2, 4]])
+
+
+def agrees(function, *given):
+    """Compare a computation with its function; return its plan."""
+    computation = tilecore.compute(function)
+    found, wanted = computation(*given), function(*given)
+    for one, other in zip(
+        *(x if isinstance(x, tuple) else (x,) for x in (found, wanted)), strict=True
+    ):
+        torch.testing.assert_close(one, other)
+    return computation.plan(*given)
+
+
+def halves_turned(x):
+    half = x.shape[-1] // 2
+    return torch.cat([-x[..., half:], x[..., :half]], -1)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.cat([x, x * 2], -1) + 1,
+        lambda x: torch.stack([x, x.exp()], 1).flatten(1),
+        lambda x: torch.concatenate([x, x[:1]]),
+        lambda x: torch.cat([x, x.bfloat16()]),  # torch says of which type
+        lambda x: x.cumsum(-1) * 2,
+        lambda x: F.pad(x * 2, (1, 1)).sigmoid(),
+        lambda x: x.roll(1, 0) + x.flip(1),
+        lambda x: torch.tril(x.exp()) @ x.T,
+        lambda x: F.group_norm(x.reshape(2, 4, 8), 2) * 3,
+        lambda x: F.conv1d(x[None], torch.ones(8, 8, 3)).relu(),
+        lambda x: (x.sort(-1).values, x.argmax(-1), x.topk(2).indices),
+        lambda x: (x.max(dim=-1).values + x.var(-1) + x.std(-1, False), x.isnan()),
+        lambda x: (x // 0.3, 2 % x, x.to(torch.int32) - 1, 3 - x.argmax(0)),
+        lambda x: F.dropout(x + 1, 0.5, training=False),
+        lambda x: torch.nan_to_num(torch.where(x > 0, x, float("nan"))).sum(),
+        lambda x: F.mse_loss(x, x * 0.5),
+    ],
+)  # fmt: skip
+def test_torch_computes_what_kernels_do_not(function):
+    agrees(function, torch.randn(8, 8))
+
+
+def test_tables_are_read_by_integers_and_masks_by_truth():
+    def model(ids, table, mask):
+        x = F.embedding(ids, table)
+        scores = (x @ x.mT).masked_fill(~mask, float("-inf"))
+        return scores.softmax(-1) @ x, table[ids[:, 0]], torch.gather(table, 1, ids % 2)
+
+    mask = torch.ones(3, 3, dtype=torch.bool).tril()
+    plan = agrees(model, IDS, torch.randn(5, 16)[:2].repeat(4, 1)[:5], mask)
+    made = [type(step).__name__ for step in plan.steps]
+    assert made.count("Launch") == 3  # two products and the softmax between them
+    assert made.count("Called") == 4
+
+
+@pytest.mark.parametrize("mask", [torch.rand(5, 7) > 0.3, torch.ones(1, 7, dtype=torch.bool)])
+def test_attention_takes_masks_of_truth(mask):
+    q, k, v = torch.randn(2, 5, 32), torch.randn(2, 7, 32), torch.randn(2, 7, 32)
+    mask = mask | (torch.arange(7) == 0)  # each query sees a key
+    agrees(F.scaled_dot_product_attention, q, k, v, mask)
+    agrees(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, q @ k.mT > -2), q, k, v)
+
+
+def test_one_call_has_all_its_results():
+    calls = []
+
+    class Counted(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            calls.append(function.__name__)
+            return function(*args, **(kwargs or {}))
+
+    @tilecore.compute
+    def best(x):
+        found = x.topk(2)
+        return found.values * 2, found.indices
+
+    x = torch.randn(4, 8)
+    best(x)
+    with Counted():
+        values, indices = best(x)
+    assert calls.count("topk") == 1
+    torch.testing.assert_close(values, x.topk(2).values * 2)
+    assert torch.equal(indices, x.topk(2).indices)
+
+
+def test_sizes_vary_around_what_is_joined():
+    @tilecore.compute
+    def grown(cache, new, q):
+        keys = torch.cat([cache, new], 2)
+        return F.scaled_dot_product_attention(q, keys, keys)
+
+    for length in (10, 20, 25, 29, 31):
+        given = torch.randn(1, 2, length, 32), torch.randn(1, 2, 1, 32), torch.randn(1, 2, 1, 32)
+        torch.testing.assert_close(grown(*given), grown.function(*given), rtol=1e-4, atol=1e-5)
+    plan = grown.plan(*given)
+    assert not plan.is_own  # one for sizes between powers of 2
+    assert "torch's cat of (1, 2, 31, 32), (1, 2, 1, 32)" in grown.explain(*given)
+
+
+def test_gradients_and_graphs_of_torch_go_through():
+    def turned(x, c, s):
+        return x * c + halves_turned(x) * s
+
+    rope = tilecore.compute(turned)
+    x, c, s = torch.randn(2, 6, 16), torch.randn(6, 16), torch.randn(6, 16)
+    torch.testing.assert_close(rope(x, c, s), turned(x, c, s))
+    own, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+    rope(own, c, s).square().sum().backward()
+    turned(other, c, s).square().sum().backward()
+    torch.testing.assert_close(own.grad, other.grad)
+    compiled = torch.compile(lambda x: rope(x, c, s) + 1, backend="eager")
+    torch.testing.assert_close(compiled(x), turned(x, c, s) + 1)
+
+
+def test_arrays_of_numpy_go_to_torch_and_back():
+    @tilecore.compute
+    def model(table, ids, x):
+        return np.concatenate([F.embedding(ids, table), x], -1) * 2
+
+    table, x = (np.random.default_rng(0).random(s, np.float32) for s in ((5, 4), (3, 2)))
+    ids = np.array([4, 0, 2])
+    found = model(table, ids, x)
+    assert isinstance(found, np.ndarray)
+    np.testing.assert_allclose(found, np.concatenate([table[ids], x], -1) * 2, rtol=1e-6)
+    narrow = tilecore.compute(lambda x: F.pad(x, (1, 0)))(table.astype("bfloat16"))
+    assert narrow.dtype.name == "bfloat16"
+    np.testing.assert_array_equal(narrow[:, 1:], table.astype("bfloat16"))
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "said"),
+    [
+        (lambda x: x.cumsum(0), UnsupportedSyntax, "`Tensor.cumsum`"),  # torch's and NumPy's differ
+        (lambda x: x.var(-1), UnsupportedSyntax, "with correction= or unbiased="),
+        (lambda x: x // 2, UnsupportedSyntax, "`floordiv`"),
+        (lambda x: np.argmax(x), UnsupportedSyntax, "`numpy.argmax`"),
+    ],
+)
+def test_methods_of_arrays_are_not_taken_for_those_of_torch(function, error, said):
+    with pytest.raises(error) as caught:
+        tilecore.compute(function)(np.ones((3, 4), np.float32))
+    assert said in caught.value.message
+
+
+def test_integers_of_numpy_are_told():
+    with pytest.raises(TypeMismatch, match="`add` of float32"):
+        tilecore.compute(lambda x: x + 1)(np.arange(4))
+
+
+def test_what_torch_refuses_of_elements_is_told_with_its_line():
+    look_up = tilecore.compute(lambda ids, table: F.embedding(ids, table))
+    with pytest.raises(
+        ArgumentError, match="of `embedding`: expected what torch takes, found ind"
+    ) as caught:
+        look_up(torch.tensor([7]), torch.randn(5, 4))
+    assert caught.value.span.file == __file__

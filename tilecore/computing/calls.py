@@ -1,0 +1,209 @@
+"""Functions of torch that computations have no kernels for: torch runs them on whole tensors.
+
+What comes of such a call is told by torch itself, from tensors without elements. Functions that
+draw random numbers, change what they are given, or return what only elements decide are refused.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from tilecore.computing.extents import Extent, varies
+from tilecore.computing.graph import FLOATS, Node, Shape
+from tilecore.errors import ShapeMismatch, SourceSpan, TypeMismatch, UnsupportedSyntax
+
+INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
+INPUTS = (*FLOATS, "bool", *INTEGERS)
+RESULTS = (*INPUTS, "float64")
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """Where the tensor of a number stands among the arguments of a call."""
+
+    number: int
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A function of torch and its arguments.
+
+    Attributes:
+        name: of the function.
+        function: takes tensors of torch.
+        args: its arguments, with holes for tensors.
+        kwargs: likewise.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def __call__(self, tensors: Sequence[Any]) -> Any:
+        """Return what the function returns for some tensors."""
+        args, kwargs = _mapped((self.args, dict(self.kwargs)), Hole, lambda h: tensors[h.number])
+        return self.function(*args, **kwargs)
+
+
+def called(
+    name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any],
+    span: SourceSpan,
+) -> Any:  # fmt: skip
+    """Return what a function of torch returns: nodes in place of tensors.
+
+    Raises:
+        UnsupportedSyntax: torch refuses the arguments; the function draws random numbers or changes
+            a tensor that it is given; elements decide what it returns (TC101).
+        TypeMismatch: it returns tensors of an element type that computations do not have (TC202).
+        ShapeMismatch: a result has no elements (TC201).
+    """
+    nodes: list[Node] = []
+    call = _call(name, function, args, kwargs, nodes)
+    import torch
+
+    given = [_without_elements(torch, node) for node in nodes]
+    try:
+        with torch.no_grad(), _pure(given):
+            found = call(given)
+    except _Impure as error:
+        raise UnsupportedSyntax(expected=str(error), found=f"`{name}`", span=span) from None
+    except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
+        said = str(error).strip().splitlines()[0].partition(". ")[0]
+        raise UnsupportedSyntax(
+            expected=f"a call of `{name}` whose result follows from shapes", found=said, span=span
+        ) from error
+
+    def result(tensor: Any) -> Node:
+        known = next((n for n, t in zip(nodes, given, strict=True) if t is tensor), None)
+        return known or _node(call, nodes, tuple(tensor.shape), _dtype(tensor), span, next(places))
+
+    places = iter(range(10**6))
+    return _mapped(found, torch.Tensor, result)
+
+
+def joined(name: str, tensors: Sequence[Node], dim: int, span: SourceSpan) -> Node:
+    """Return tensors as one: ``cat`` along an axis, ``stack`` along a new one.
+
+    Raises:
+        ShapeMismatch: their other extents differ (TC201).
+        TypeMismatch: they are none (TC202).
+    """
+    import torch
+
+    if not tensors or not all(isinstance(t, Node) for t in tensors):
+        raise TypeMismatch(expected=f"`{name}` of tensors", found=f"{tensors!r}", span=span)
+    if len({t.dtype for t in tensors}) > 1:  # torch knows which one the result has
+        found: Node = called(name, getattr(torch, name), (list(tensors), dim), {}, span)
+        return found
+    first, rank = tensors[0].shape, len(tensors[0].shape)
+    is_new = name == "stack"
+    axis = dim + rank + is_new if dim < 0 else dim
+    others = [s if is_new else (*s[:axis], *s[axis + 1 :]) for s in (t.shape for t in tensors)]
+    if not 0 <= axis < rank + is_new or any(o != others[0] for o in others):
+        shapes = ", ".join(str(t.shape) for t in tensors)
+        raise ShapeMismatch(
+            what=name, expected=f"shapes that differ along axis {dim} at most", found=shapes,
+            span=span,
+        )  # fmt: skip
+    extent = len(tensors) if is_new else sum(t.shape[axis] for t in tensors)
+    shape = (*first[:axis], extent, *first[axis if is_new else axis + 1 :])
+    nodes: list[Node] = []
+    call = _call(name, getattr(torch, name), (list(tensors), axis), {}, nodes)
+    return _node(call, nodes, shape, tensors[0].dtype, span, 0)
+
+
+def _call(
+    name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any],
+    nodes: list[Node],
+) -> Call:  # fmt: skip
+    """Return a call with holes for nodes, which are added to a list."""
+
+    def hole(node: Node) -> Hole:
+        nodes.append(node)
+        return Hole(len(nodes) - 1)
+
+    held, named = _mapped((tuple(args), dict(kwargs)), Node, hole)
+    held, named = _mapped((held, named), Extent, operator.index)
+    return Call(name, function, held, MappingProxyType(named))
+
+
+def _node(
+    call: Call, nodes: Sequence[Node], shape: Shape, dtype: str, span: SourceSpan, place: int
+) -> Node:
+    if not all(varies(n) for n in shape) and 0 in [n for n in shape if not varies(n)]:
+        raise ShapeMismatch(what=call.name, expected="elements", found=f"shape {shape}", span=span)
+    attrs = MappingProxyType({"call": call, "place": place})
+    return Node("call", call.name, tuple(nodes), shape, dtype, attrs, span)
+
+
+def _dtype(tensor: Any) -> str:
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in RESULTS:
+        raise TypeMismatch(expected=f"results of {', '.join(RESULTS)}", found=name)
+    return name
+
+
+def results(found: Any) -> list[Any]:
+    """Return the tensors of what a function of torch returned, in the order of their places."""
+    import torch
+
+    tensors: list[Any] = []
+    _mapped(found, torch.Tensor, tensors.append)
+    return tensors
+
+
+def _mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """Return a value with all of a kind in it changed; in lists, tuples, dicts and slices."""
+    if isinstance(value, kind):
+        return change(value)
+    if isinstance(value, slice):
+        return slice(*(_mapped(v, kind, change) for v in (value.start, value.stop, value.step)))
+    if isinstance(value, dict):
+        return {k: _mapped(v, kind, change) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        parts = [_mapped(v, kind, change) for v in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
+
+
+# --- what torch says of a call --------------------------------------------------------------------
+
+
+class _Impure(Exception):
+    """What a function would have to do not."""
+
+
+def _without_elements(torch: Any, node: Node) -> Any:
+    shape = [operator.index(n) for n in node.shape]
+    return torch.empty(shape, dtype=getattr(torch, node.dtype), device="meta")
+
+
+def _pure(given: Sequence[Any]) -> Any:
+    """Return a context in which torch refuses to change some tensors, and to draw numbers."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    kept = {t.untyped_storage()._cdata for t in given}
+
+    class Pure(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            _ = types
+            if torch.Tag.nondeterministic_seeded in function.tags:
+                raise _Impure("functions that draw no random numbers")
+            named = kwargs or {}
+            for at, argument in enumerate(function._schema.arguments):
+                value: Any = args[at] if at < len(args) else named.get(argument.name)
+                writes = argument.alias_info is not None and argument.alias_info.is_write
+                is_tensor = writes and isinstance(value, torch.Tensor)
+                if is_tensor and value.untyped_storage()._cdata in kept:
+                    raise _Impure("operations that return new tensors")
+            return function(*args, **named)
+
+    return Pure()
