@@ -287,6 +287,27 @@ class Writer:
         exact = exactly(text, **{x.name: x.exact})
         self.store(text, exact, exactly(text, **{x.name: x.error}), x.dtype)
 
+    def join(self) -> None:
+        """Join a value with others of its shape, or of another extent along the axis."""
+        x = self.some()
+        rank = len(x.shape)
+        if rank == 0:
+            return
+        is_new = self.number(0, 1)
+        axis = self.number(0, rank - 1 + is_new)
+        parts = [x]
+        for _ in range(self.number(1, 2)):
+            shape = list(x.shape)
+            if not is_new and self.number(0, 3) == 0:
+                shape[axis] = self.number(1, 5)
+            known = self.fits(lambda v, s=tuple(shape): (v.shape, v.dtype) == (s, x.dtype))
+            parts.insert(self.number(0, 1), known or self.input(tuple(shape), x.dtype))
+        given = axis - rank - is_new if self.number(0, 1) else axis
+        name = "torch.stack" if is_new else "torch.cat"
+        text = f"{name}([{', '.join(p.name for p in parts)}], {given})"
+        exact = exactly(text, **{p.name: p.exact for p in parts})
+        self.store(text, exact, exactly(text, **{p.name: p.error for p in parts}), x.dtype)
+
     def split_up(self, size: int) -> tuple[int, ...]:
         """Return extents of a product."""
         shape: list[int] = []
@@ -391,7 +412,7 @@ class Writer:
         statements = [
             self.unary, self.unary, self.binary, self.binary, self.where, self.convert, self.reduce,
             self.softmax, self.norm, self.view, self.view, self.view, self.product, self.product,
-            self.attention, self.einsum,
+            self.attention, self.einsum, self.join, self.join,
         ]  # fmt: skip
         shape = [self.number(1, 33) for _ in range(self.choice([1, 2, 2, 3, 3, 4]))]
         while math.prod(shape) > LARGEST_SIZE / 4:

@@ -11,7 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tilecore.computing.functions import attention
-from tilecore.computing.graph import Node, consumers, merged, ordered, pointwise, reduced, rewritten
+from tilecore.computing.graph import (
+    Node,
+    Shape,
+    consumers,
+    merged,
+    ordered,
+    pointwise,
+    reduced,
+    rewritten,
+)
+from tilecore.computing.parts import in_parts
 
 CORES = ("product", "attention")
 WITHOUT_KERNEL = ("input", "view", "call")
@@ -44,7 +54,7 @@ class Group:
     @classmethod
     def of(cls, root: Node, takes_twin: bool) -> Group:
         """Return the group of a root alone."""
-        shape = root.shape or (1,)
+        shape = domain(root)
         columns = None if shape[-1] == 1 else shape[-1]
         group = cls(root, [], shape[:-1], columns, takes_twin=takes_twin)
         group._add(root)
@@ -54,8 +64,13 @@ class Group:
         """Add a producer if the kernel can compute it; return whether it does."""
         if any(user in (self.core, self.twin) for user in users):
             return False  # operands of products are tensors
-        check = {"pointwise": self._fits, "reduce": self._reduces}.get(node.kind, self._ends)
-        if not check(node):
+        checks = {
+            "pointwise": self._fits,
+            "reduce": self._reduces,
+            **dict.fromkeys(CORES, self._ends),
+        }
+        check = checks.get(node.kind)
+        if check is None or not check(node):
             return False
         self._add(node)
         return True
@@ -79,11 +94,11 @@ class Group:
 
     def _reduces(self, node: Node) -> bool:
         columns = node.producers[0].shape[-1]
-        is_of_rows = node.shape == (*self.rows, 1)
+        is_of_rows = node.shape == (*self.rows, 1) and self.root.kind != "joined"
         return is_of_rows and self.core is None and self.columns in (None, columns)
 
     def _ends(self, node: Node) -> bool:
-        is_free = self.core is None and not self.has_reductions
+        is_free = self.core is None and not self.has_reductions and self.root.kind != "joined"
         return (is_free or self._is_twin(node)) and node.shape == self.root.shape
 
     def _is_twin(self, node: Node) -> bool:
@@ -104,12 +119,18 @@ class Group:
         return list(found)
 
 
+def domain(root: Node) -> Shape:
+    """Return the shape that a kernel runs through: of its result, or of each of its equal parts."""
+    return (root.producers[0] if root.kind == "joined" else root).shape or (1,)
+
+
 def steps(roots: Sequence[Node], joins_products: bool) -> tuple[list[Group | Node], list[Node]]:
     """Return inputs, kernels, views and calls in an order in which they can run, and the results.
 
     ``joins_products``: two products of one left operand that meet in an expression are one kernel.
     """
     roots = merged(rewritten(rewritten(roots, _with_attention), _without_softmax))
+    roots = merged(in_parts(roots))
     nodes = ordered(roots)
     users, results = consumers(nodes), set(roots)
     owner: dict[Node, Group] = {}

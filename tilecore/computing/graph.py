@@ -22,7 +22,9 @@ INTEGER = "int64"  # of where(condition, 1, 0), as torch has it
 OF_INTEGERS = ("add", "sub", "mul", "pow", "maximum", "minimum", "neg", "abs")  # torch: integers
 FEW_ROWS, LONG_ROW = 64, 8192  # fewer rows and longer ones are reduced in parts
 MOST_OF_ROW, LEAST_OF_ROW = 4096, 63
-Kind = Literal["input", "pointwise", "reduce", "softmax", "product", "attention", "view", "call"]
+Kind = Literal[
+    "input", "pointwise", "reduce", "softmax", "product", "attention", "view", "call", "joined",
+]  # fmt: skip
 Shape = tuple[Any, ...]  # of integers, and of extents that vary (``extents.Extent``)
 
 

@@ -15,6 +15,7 @@ from tilecore.computing.graph import Node, Shape
 from tilecore.ir.dtype import DType
 
 SHORTEST_RUN_BYTES = 64  # a cache line: shorter runs are copied
+MOST_APART = 2  # elements between neighbours that kernels of elements read in place
 GPU_ALIGNMENT_BYTES = 16  # of the addresses that a kernel takes
 
 
@@ -155,6 +156,19 @@ class Places:
         self.need(place)
         return place
 
+    def elements(self, node: Node, parts: int = 1) -> Place:
+        """Return where a kernel of elements reads a tensor: also where every other one is meant.
+
+        ``parts``: of the result; what lies between the elements of one it reads for the others.
+        """
+        place = self.of(node)
+        step = place.strides[-1] if place.shape and place.shape[-1] != 1 else 1
+        is_near = step <= max(MOST_APART, parts) and (parts > 1 or step > 1)
+        if not is_near or not self._is_aligned(place):
+            return self.read(node)
+        self.need(place)
+        return place
+
     def operand(self, node: Node) -> tuple[Place, bool]:
         """Return where a product reads matrices, and whether their transposes lie there."""
         place, last = self.of(node), len(node.shape) - 1
@@ -175,7 +189,11 @@ class Places:
     def _lies_well(self, place: Place) -> bool:
         itemsize = DType(place.memory.dtype).itemsize
         is_short = place.run < math.prod(place.shape) and place.run * itemsize < SHORTEST_RUN_BYTES
-        return not (is_short or (self.is_on_gpu and place.offset * itemsize % GPU_ALIGNMENT_BYTES))
+        return not is_short and self._is_aligned(place)
+
+    def _is_aligned(self, place: Place) -> bool:
+        offset_bytes = place.offset * DType(place.memory.dtype).itemsize
+        return not self.is_on_gpu or offset_bytes % GPU_ALIGNMENT_BYTES == 0
 
     def _copy(self, node: Node) -> Place:
         made = self._copied.get(node)

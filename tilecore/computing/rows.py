@@ -6,12 +6,13 @@ import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tilecore.computing.extents import varies, widened
-from tilecore.computing.fusion import Group
+from tilecore.computing.fusion import Group, domain
 from tilecore.computing.graph import LONG_ROW, Node, Shape
-from tilecore.computing.places import Place, Places
-from tilecore.computing.text import Names, Program, formula, indented, number, program
+from tilecore.computing.places import Place, Places, row_major
+from tilecore.computing.text import Names, Program, formula, indented, number, part_of, program
 
 NEUTRAL = {
     "sum": "0.0", "amax": "-T.infinity('float32')", "amin": "T.infinity('float32')",
@@ -24,20 +25,24 @@ FEW_COLUMNS, MANY_ROWS = (8, 16, 32, 64, 128), (8, 16, 32, 64, 128, 256, 512)
 
 def elements(group: Group, name: str, places: Places) -> Program:
     """Return the program of a group without reductions and product."""
-    names, operands = Names(group, places), group.operands
-    shape, read = joined(group.root.shape or (1,), [places.read(node) for node in operands])
+    names, operands, root = Names(group, places), group.operands, group.root
+    parts = root.producers if root.kind == "joined" else (root,)
+    whole = _place_of_part(root)
+    found = [places.elements(node, len(parts)) for node in operands]
+    shape, (*read, _) = joined(domain(root), [*found, whole])
     rows: Shape = shape[:-1] or (1,)
     columns, count = shape[-1], math.prod(rows)
     inner = Loop(group, names)
     for node, place in zip(operands, read, strict=True):
         inner.known[node] = names.element(node, place, rows, columns, "row", "column")
-    inner.compute(group.root)
+    for part in parts:
+        inner.compute(part)
     if count == 1:
         head = [
             f"with T.Kernel(T.ceildiv({columns}, block_N), threads=threads) as b:",
             "    for j in T.Parallel(block_N):", "        column = b * block_N + j",
         ]  # fmt: skip
-        store, knobs = "out[column]", "block_N=1024, threads=128"
+        knobs = "block_N=1024, threads=128"
         space: Mapping[str, tuple[int, ...]] = {"block_N": COLUMNS}
     else:
         head = [
@@ -46,15 +51,56 @@ def elements(group: Group, name: str, places: Places) -> Program:
             "    for i, j in T.Parallel(block_M, block_N):",
             "        row, column = by * block_M + i, bx * block_N + j",
         ]
-        store = "out[row, column]"
         knobs, space = "block_M=8, block_N=256, threads=128", {"block_M": ROWS, "block_N": COLUMNS}
         if columns <= FEW_COLUMNS[-1]:
             fits = next(n for n in FEW_COLUMNS if n >= columns)
             space = {"block_M": MANY_ROWS, "block_N": (fits,)}
-    output: Shape = (columns,) if count == 1 else (count, columns)
+    output, index = _output(root, shape)
     lines = [*head, *(f"        {line}" for line in inner.lines)]
-    lines.append(f"        {store} = {_stored(group, inner.known[group.root])}")
+    for at, part in enumerate(parts):
+        stored_at = index.format(part=at)
+        lines.append(f"        out[{stored_at}] = {_stored(group, inner.known[part])}")
     return program(group, name, names, output, knobs, indented(lines, 2), space)
+
+
+def _place_of_part(root: Node) -> Place:
+    """Return where the first part of a result lies, or all of one that has no parts."""
+    if root.kind != "joined":
+        shape = root.shape or (1,)
+        return Place(root, 0, shape, row_major(shape))
+    strides = list(row_major(root.shape))
+    if root.op == "stack":
+        del strides[root.attrs["axis"]]
+    return Place(root, 0, domain(root), tuple(strides))
+
+
+def _output(root: Node, shape: Shape) -> tuple[Shape, str]:
+    """Return the shape that a program gives its result, and the index of an element.
+
+    ``shape``: (*rows, columns) of each part, of joined axes. The index names ``row``, ``column``
+    and, of results with parts, ``{part}``.
+    """
+    *rows, columns = shape
+    count = math.prod(rows)
+    if root.kind != "joined":
+        return ((columns,), "column") if count == 1 else ((count, columns), "row, column")
+    lead = math.prod(domain(root)[: root.attrs["axis"]])
+    split = next(n for n in range(len(shape) + 1) if math.prod(shape[:n]) == lead)
+    outer, inner = _pieces(shape, range(split)), _pieces(shape, range(split, len(shape)))
+    extents, index = zip(*outer, (len(root.producers), "{part}"), *inner, strict=True)
+    return extents, ", ".join(index)
+
+
+def _pieces(shape: Shape, axes: range) -> list[tuple[Any, str]]:
+    """Return extents and indices of some neighbouring axes of (*rows, columns)."""
+    rows, found = shape[:-1], []
+    flat = [axis for axis in axes if axis < len(rows)]
+    if flat:
+        extent = math.prod(rows[axis] for axis in flat)
+        found.append((extent, part_of(rows, flat[0], flat[-1], "row")))
+    if len(rows) in axes:
+        found.append((shape[-1], "column"))
+    return found
 
 
 def joined(shape: Shape, places: Sequence[Place]) -> tuple[Shape, list[Place]]:

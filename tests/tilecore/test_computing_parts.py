@@ -1,0 +1,94 @@
+"""Equal parts that ``cat`` and ``stack`` join: one kernel computes them, with what follows."""
+
+import pytest
+import torch
+
+import tilecore
+
+
+def halves(x, c, s):
+    half = x.shape[-1] // 2
+    return x * c + torch.cat([-x[..., half:], x[..., :half]], -1) * s
+
+
+def pairs(x, c, s):
+    a, b = x[..., 0::2], x[..., 1::2]
+    return torch.stack([a * c - b * s, a * s + b * c], -1).flatten(-2)
+
+
+def steps(computation, *given):
+    """Return the kinds of steps of a call's plan, after a comparison with the function."""
+    found, wanted = computation(*given), computation.function(*given)
+    assert found.dtype == wanted.dtype
+    tolerance = 1e-5 if found.dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
+    return [type(step).__name__ for step in computation.plan(*given).steps]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rotated", [halves, pairs])
+def test_rotary_embeddings_are_one_kernel(rotated, dtype):
+    width = 32 if rotated is halves else 16
+    x, c, s = (torch.randn(*shape).to(dtype) for shape in ((2, 3, 5, 32), (5, width), (5, width)))
+    rope = tilecore.compute(rotated)
+    assert steps(rope, x, c, s) == ["Launch"]
+    assert steps(rope, x.transpose(1, 2).contiguous().transpose(1, 2), c, s) == ["Launch"]
+    for length in (4, 3, 7, 6):
+        given = (
+            torch.randn(2, 3, length, 32).to(dtype),
+            *(torch.randn(length, width).to(dtype),) * 2,
+        )
+        assert steps(rope, *given) == ["Launch"]
+    assert not rope.plan(*given).is_own
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, -1])
+@pytest.mark.parametrize("join", [torch.cat, torch.stack])
+def test_parts_along_every_axis(join, axis):
+    x, y = torch.randn(3, 1, 40), torch.randn(3, 1, 40)
+    whole = join([x, y, x], axis).shape
+    ones = [torch.ones(whole), torch.ones(whole[-1:]), torch.ones([*whole[:-1], 1])]
+
+    def function(x, y, one, last, rows):
+        made = join([x.exp(), y, x - y], axis)
+        return (made * one + last).relu() * rows
+
+    assert steps(tilecore.compute(function), x, y, *(torch.randn_like(n) for n in ones)) == [
+        "Launch"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("function", "kernels"),
+    [
+        (lambda x, y: torch.cat([x.exp(), y]), 1),
+        (lambda x, y: torch.stack([x[0].exp(), y[0]], 1), 1),
+        (lambda x, y: torch.cat([x.exp(), y], 1) + torch.cat([y, y.abs()], 1), 1),
+        (lambda x, y: torch.cat([x.half().exp(), y.half()], 1) * 2, 1),
+        (lambda x, y: (torch.cat([x.exp(), y], 1) @ torch.cat([x, y], 1).T).relu(), 2),
+        (lambda x, y: torch.cat([x @ y.T, y @ x.T], 1) + 1, 2),  # by each product
+        (lambda x, y: torch.cat([x[:, :20].exp(), y[:, 20:]], 1) + x @ (y.T @ y), 3),
+        (lambda x, y: torch.cat([x.softmax(-1), y], 1) * 2, 2),
+        (lambda x, y: torch.cat([x.sum(-1, keepdim=True), y.exp()[:, :1]], 1), 2),
+        (lambda x, y: torch.cat([x.exp(), y[:1]]) * 2, 2),  # which are not equal
+    ],
+)
+def test_what_is_fused_with_parts(function, kernels):
+    x, y = torch.randn(6, 40), torch.randn(6, 40)
+    assert steps(tilecore.compute(function), x, y).count("Launch") == kernels
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("rotated", [halves, pairs])
+@pytest.mark.parametrize("target", ["emulated sm_80", "emulated h100"])
+def test_rotary_embeddings_on_gpus(rotated, target):
+    width = 64 if rotated is halves else 32
+    x, c, s = (
+        torch.randn(1, 2, 5, 64).half(),
+        torch.randn(5, width).half(),
+        torch.randn(5, width).half(),
+    )
+    rope = tilecore.compute(rotated, target=target)
+    kinds = steps(rope, x, c, s)
+    assert kinds.count("Launch") == 1
+    assert kinds.count("Copy") == (rotated is pairs)  # the odd ones, for their address

@@ -1,0 +1,149 @@
+"""Tensors of equal parts (``cat``, ``stack``): one kernel computes all parts, and what follows.
+
+Rotary embeddings are the case: ``x * cos + cat([-x2, x1]) * sin`` is ``cat([x1 * cos1 - x2 * sin1,
+x2 * cos2 + x1 * sin2])``, which reads and writes each element once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from tilecore.computing.calls import joined
+from tilecore.computing.graph import (
+    FLOATS,
+    Node,
+    consumers,
+    ordered,
+    reshaped,
+    rewritten,
+    sliced,
+)
+
+JOINING = ("cat", "stack")
+MOST_PARTS = 8
+LYING = ("input", "view", "call")  # tensors that no kernel could still compute in passing
+
+
+def in_parts(roots: Sequence[Node]) -> list[Node]:
+    """Return roots in which equal parts are computed by one kernel, with what follows them."""
+    users = consumers(ordered(roots))
+    return rewritten(rewritten(roots, _Push(users).change), _with_kernel)
+
+
+def _with_kernel(node: Node) -> Node:
+    """Return equal parts, of which functions of elements make some, as one kernel's; else the node.
+
+    What such a function makes of a product, or of a row's sum, is computed where these are.
+    """
+    split = Split.of(node)
+    made = [] if split is None else [part for part in split.parts if part.kind == "pointwise"]
+    if split is None or not made or not all(map(_is_of_elements, made)):
+        return node
+    attrs = MappingProxyType({"axis": split.axis})
+    return Node("joined", node.op, split.parts, node.shape, node.dtype, attrs, node.span)
+
+
+def _is_of_elements(x: Node) -> bool:
+    """Return whether a tensor is a function of elements of tensors that are there."""
+    if x.kind in LYING:
+        return True
+    return x.kind == "pointwise" and all(map(_is_of_elements, x.producers))
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How a tensor is made of equal parts.
+
+    Attributes:
+        op: "cat" along an axis, "stack" along one of its own.
+        parts: the tensors.
+        axis: of the whole.
+        behind: how many axes there are from it on.
+    """
+
+    op: str
+    parts: tuple[Node, ...]
+    axis: int
+    behind: int
+
+    @classmethod
+    def of(cls, node: Node) -> Split | None:
+        """Return how a node is made, None if not so."""
+        if node.kind != "call" or node.op not in JOINING or node.dtype not in FLOATS:
+            return None
+        parts = node.producers
+        is_even = all(p.shape == parts[0].shape and p.dtype == node.dtype for p in parts)
+        if not is_even or not 2 <= len(parts) <= MOST_PARTS:
+            return None
+        axis = node.attrs["call"].args[1]
+        axis += len(node.shape) if axis < 0 else 0
+        return cls(node.op, parts, axis, len(node.shape) - axis)
+
+    def is_like(self, other: Split | None) -> bool:
+        """Return whether another tensor has its parts at the same places."""
+        if other is None or (self.op, self.behind) != (other.op, other.behind):
+            return False
+        return self.parts[0].shape[self.axis :] == other.parts[0].shape[other.axis :] and len(
+            self.parts
+        ) == len(other.parts)
+
+
+class _Push:
+    """Functions of elements of parts in place of those of the whole."""
+
+    def __init__(self, users: Mapping[Node, Sequence[Node]]) -> None:
+        self._users = users
+
+    def change(self, node: Node) -> Node:
+        if node.kind != "pointwise" or node.dtype not in FLOATS:
+            return node
+        splits = [s for s in map(Split.of, node.producers) if s is not None]
+        if not splits or not all(self._has_parts(arg, splits[0]) for arg in node.producers):
+            return node
+        split = splits[0]
+        parts = [self._function(node, split, at) for at in range(len(split.parts))]
+        return joined(split.op, parts, len(node.shape) - split.behind, node.span)
+
+    def _has_parts(self, x: Node, split: Split) -> bool:
+        """Return whether parts of a tensor can be read, or computed for this reader alone."""
+        if split.is_like(Split.of(x)) or x.kind in LYING:
+            return True
+        is_alone = x.kind == "pointwise" and len(self._users.get(x, (x,))) == 1
+        return is_alone and all(self._has_parts(arg, split) for arg in x.producers)
+
+    def _function(self, node: Node, split: Split, at: int) -> Node:
+        """Return a part of a function of elements."""
+        args = tuple(self._part(a, split, at) if isinstance(a, Node) else a for a in node.args)
+        shape = _shape(node.shape, split)
+        return Node("pointwise", node.op, args, shape, node.dtype, node.attrs, node.span)
+
+    def _part(self, x: Node, split: Split, at: int) -> Node:
+        """Return the part of a tensor that broadcasts to a part of the whole."""
+        own = Split.of(x)
+        if own is not None and split.is_like(own):
+            return own.parts[at]
+        axis = len(x.shape) - split.behind
+        if axis < 0:
+            return x
+        if x.kind == "pointwise":
+            return self._function(x, split, at)
+        shape = _shape(x.shape, split)
+        if x.shape[axis] == 1:
+            return x if split.op == "cat" else reshaped(x, shape, x.span)
+        first = at * split.parts[0].shape[split.axis] if split.op == "cat" else at
+        entry: Any = slice(first, first + shape[axis]) if split.op == "cat" else first
+        return sliced(x, (*[slice(None)] * axis, entry), shape, x.span)
+
+
+def _shape(whole: Sequence[Any], split: Split) -> tuple[Any, ...]:
+    """Return the shape of a part of a tensor that broadcasts to the whole."""
+    axis = len(whole) - split.behind
+    if axis < 0:
+        return tuple(whole)
+    if split.op == "stack":
+        return (*whole[:axis], *whole[axis + 1 :])
+    extent = whole[axis] if whole[axis] == 1 else split.parts[0].shape[split.axis]
+    return (*whole[:axis], extent, *whole[axis + 1 :])
