@@ -5,6 +5,10 @@ lucky where it is the best of thousands, and the speed of configs like it, which
 all that worked. Their geometric mean is expected: a config must be fast, and be among fast ones.
 Where a device was not asked about a config, the trees answer alone. The nearer a device, the more
 it counts.
+
+A search that knows other devices begins with what they lead to expect; a process (``process``)
+corrects it by what is told. It takes for alike what is near in knobs and was about as fast
+elsewhere: where one of such configs is faster than expected, the others may be.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from recommender.search import Landscape
 from tilecore.lazy import cached_property
 
 LEAST_SPEED = 0.02  # of the best: slower ones are all alike to the trees
+ALIKE_SPEED = 0.05  # of the best: slower ones are in one place to a process
 SMOOTHING_ROUNDS, SMOOTHING_RATE = 200, 0.15
 FIRST = 4  # configs of the cover that a search begins with
 DEFINITE = 1e-3  # weight of the expectation among covers that are equally good
@@ -175,7 +180,11 @@ class Sources:
         features: NDArray[Any] = np.concatenate([own.features, there], axis=1).astype(np.float32)
         evidence = -np.log(np.maximum(self.trusted, LEAST_SPEED**2))
         prior_s = 1.0 / np.maximum(self.expected, LEAST_SPEED**2)
-        return Landscape(prior_s, features, own.neighbours, evidence)
+        places = own.places
+        if places is not None:
+            slowness = np.clip(evidence / -math.log(ALIKE_SPEED), 0.0, 1.0)
+            places = np.concatenate([places, slowness], axis=1)
+        return Landscape(prior_s, features, own.neighbours, evidence, places)
 
 
 def steps_of_problem(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:

@@ -1,11 +1,13 @@
 """What other devices say of a space, for one that was never measured."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from recommender.recorded import RecordedSpace
 from recommender.replay import replay
-from recommender.search import STRATEGIES
+from recommender.search import STRATEGIES, Observations
 from recommender.transfer import Sources
 
 
@@ -42,6 +44,57 @@ def test_a_search_that_knows_other_devices_starts_where_they_are_fast():
     cold = [replay(target, STRATEGIES["model"], trials=1, seed=s)[0] for s in range(8)]
     assert warm[0] > np.mean(cold) + 0.2
     assert warm[0] > 0.6  # of the lucky point, which is 1.5 times as fast as the best of the rest
+
+
+def test_a_search_corrects_what_other_devices_lead_to_expect():
+    grid = [(str(a), str(b)) for a in range(1, 17) for b in range(1, 17)]
+    a, b = np.array(grid, dtype=float).T
+
+    def fastest_at(name, x, y):
+        return named(name, grid, np.exp(((a - x) ** 2 + (b - y) ** 2) / 100))
+
+    target = fastest_at("k__here", 8, 9)
+    sources = Sources.of(target, [fastest_at("k__one", 14, 5), fastest_at("k__two", 14, 6)])
+    known = sources.landscape(target.landscape())
+
+    def reached(landscape, first):
+        curve = replay(
+            target, STRATEGIES["model"], trials=24, batch=4, landscape=landscape, first=first
+        )
+        return curve[-1]
+
+    first = sources.cover(4)
+    assert target.speed[first].max() < 0.75
+    assert reached(known, first) > 0.95
+    assert reached(known, first) >= reached(replace(known, places=None), first)
+    assert reached(known, first) >= reached(target.landscape(), [])
+
+
+def test_places_tell_how_slow_configs_were_elsewhere():
+    spaces = devices(3)
+    sources = Sources.of(spaces[2], spaces[:2])
+    own = spaces[2].landscape()
+    assert own.places is not None
+    known = sources.landscape(own).places
+    assert known is not None
+    np.testing.assert_array_equal(known[:, :-2], own.places)
+    slowness = known[:, -2:]
+    assert slowness.min() >= 0
+    assert slowness.max() == 1  # slower than a twentieth of the best
+    order = np.argsort(sources.trusted[:, 0])
+    assert (np.diff(slowness[order, 0]) <= 0).all()
+    with_prior = spaces[2].landscape(np.ones(len(own)))
+    assert sources.landscape(with_prior).places is None
+
+
+def test_before_the_first_time_the_prior_picks():
+    spaces = devices(3)
+    sources = Sources.of(spaces[2], spaces[:2])
+    known = sources.landscape(spaces[2].landscape())
+    failed = Observations(dict.fromkeys(sources.cover(4)))
+    best = sources.expected >= np.quantile(sources.expected, 0.5)
+    for seen in (Observations(), failed):
+        assert best[STRATEGIES["model"].ask(8, known, seen, 0)].all()
 
 
 def test_failures_do_not_slow_down_what_works_beside_them():
