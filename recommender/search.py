@@ -161,7 +161,8 @@ class ModelGuidedSearch:
         afar_share: of a batch taken from afar in the end.
         afar_from, afar_until: trials at which that share begins and ends to grow.
         process_share: of a batch that a process picks, once the ensemble picks as well.
-        process_alone: trials up to which a process picks all.
+        process_alone: trials up to which a process picks all; the last ones of it, where other
+            devices are known.
         process_until: trials from which it picks none, for what it costs grows with their cube.
     """
 
@@ -186,7 +187,8 @@ class ModelGuidedSearch:
     ) -> list[int]:
         """Return picks for which nothing but places and the prior is needed."""
         told, knows_others = len(seen.times_s), landscape.evidence is not None
-        if landscape.places is None or told >= self.process_until:
+        until = self.process_alone if knows_others else self.process_until
+        if landscape.places is None or told >= until:
             return []
         if knows_others and not seen.good:
             return []  # the ensemble's are the prior's

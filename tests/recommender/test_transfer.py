@@ -7,7 +7,7 @@ import pytest
 
 from recommender.recorded import RecordedSpace
 from recommender.replay import replay
-from recommender.search import STRATEGIES, Observations
+from recommender.search import STRATEGIES, ModelGuidedSearch, Observations
 from recommender.transfer import Sources
 
 
@@ -95,6 +95,23 @@ def test_before_the_first_time_the_prior_picks():
     best = sources.expected >= np.quantile(sources.expected, 0.5)
     for seen in (Observations(), failed):
         assert best[STRATEGIES["model"].ask(8, known, seen, 0)].all()
+
+
+def test_trees_take_over_where_a_process_costs_more_than_it_finds():
+    spaces = devices(3)
+    sources = Sources.of(spaces[2], spaces[:2])
+    known = sources.landscape(spaces[2].landscape())
+    trees = replace(known, places=None)
+    model = ModelGuidedSearch()
+    times = {row: float(time_s) for row, time_s in enumerate(spaces[2].time_s)}
+    rows = np.argsort(-sources.expected)
+
+    def asked(landscape, told):
+        return model.ask(4, landscape, Observations({int(r): times[r] for r in rows[:told]}), 0)
+
+    last = model.process_alone - 1
+    assert asked(known, last) != asked(trees, last)
+    assert asked(known, last + 1) == asked(trees, last + 1)
 
 
 def test_failures_do_not_slow_down_what_works_beside_them():
