@@ -117,6 +117,9 @@ class Sources:
         """The speeds of candidates, if they work, as trees see them: a column per device.
 
         How slow failures are nobody knows: any number makes the trees wrong of their neighbours.
+
+        Raises:
+            NotEnoughMeasurements: fewer than MIN_ROWS of the cost model worked (RC606).
         """
         logs = np.log(np.maximum(self.speeds, LEAST_SPEED))
         worked = self.speeds > 0

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from recommender.errors import NotEnoughMeasurements
 from recommender.recorded import RecordedSpace
 from recommender.replay import replay
 from recommender.search import STRATEGIES, ModelGuidedSearch, Observations
@@ -215,6 +216,13 @@ def test_too_little_told_is_no_evidence():
     assert found is not None
     assert found.weights.tolist() == [1.0]
     assert found.cover(1) == [0]
+
+
+def test_a_space_in_which_hardly_anything_worked_is_refused():
+    grid = [(str(a), "1") for a in range(1, 33)]
+    broken = named("k__one", grid, [1.0] * 7 + [np.nan] * 25)
+    with pytest.raises(NotEnoughMeasurements, match="8 measurements"):
+        _ = Sources.of(named("k__two", grid, np.ones(32)), [broken]).expected
 
 
 def test_texts_mean_the_same_on_every_device():
