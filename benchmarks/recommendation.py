@@ -1,7 +1,7 @@
 """Recommendation and search on recorded spaces: fractions of the best speed, tables.
 
     python benchmarks/recommendation.py FOLDER [--seeds 10] [--first-seed 0]
-        [--kernel-tuner PYTHON] [--search NAME ...] [--progress FILE] [--json FILE]
+        [--kernel-tuner PYTHON] [--search NAME ... | --known] [--progress FILE] [--json FILE]
 
 FOLDER holds spaces KERNEL__DEVICE.csv.gz (or .json.gz), each measured whole: every kernel on some
 devices. A device is left out in turn and the others' measurements are known (not searched from
@@ -21,8 +21,8 @@ measurement), of the 5 fastest on each (best of 5), of the 50 fastest on each (w
 10 % quantile over seeds. The search's constants were chosen on the kernels in TUNED_ON; the tables
 tell the others apart; what the search from scratch was chosen on, results/
 recommendation_zen4_2026-11-27c.md says. With --search, these searches from scratch run and nothing
-else does. With --progress, what a file has is not run again: a run that was stopped continues
-(delete the file when the code has changed).
+else does; with --known, no search from scratch does. With --progress, what a file has is not run
+again: a run that was stopped continues (delete the file when the code has changed).
 """
 
 from __future__ import annotations
@@ -328,8 +328,10 @@ def report(rows: Sequence[Row]) -> str:
         if chosen:
             count = len({(r["kernel"], r["device"]) for r in chosen})
             parts += [f"### Spaces: {title} ({count})", ""]
-            parts += [*transfer_table(chosen), "", *scratch_table(chosen), ""]
-    parts += ["### From scratch, space by space", "", *space_table(rows)]
+            parts += [*transfer_table(chosen), ""]
+            parts += [*scratch_table(chosen), ""] if methods_of(chosen) else []
+    if methods_of(rows):
+        parts += ["### From scratch, space by space", "", *space_table(rows)]
     costs = [r["cpu_s_per_trial"] for r in rows if r["situation"] == "scratch"
              and r["method"] == "ours"]  # fmt: skip
     if costs:
@@ -346,7 +348,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--search", nargs="+", default=[], help="only these, from scratch")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--search", nargs="+", default=[], help="only these, from scratch")
+    which.add_argument("--known", action="store_true", help="none from scratch")
     parser.add_argument("--kernel-tuner", metavar="PYTHON", help="an interpreter that has it")
     parser.add_argument("--progress", type=Path, help="JSON lines to continue from and add to")
     parser.add_argument("--json", type=Path, help="write all rows to this file")
@@ -358,7 +362,8 @@ def main() -> None:
             others = [space for name, space in devices.items() if name != device]
             if others and not given.search:
                 transfer((kernel, device), target, others, progress, seeds)
-            scratch((kernel, device), target, progress, seeds, given.kernel_tuner, given.search)
+            if not given.known:
+                scratch((kernel, device), target, progress, seeds, given.kernel_tuner, given.search)
     print(report(progress.rows))
     if given.json:
         found = {"seeds": given.seeds, "first_seed": given.first_seed, "rows": progress.rows}

@@ -1,9 +1,10 @@
-"""Gaussian process: what few told times say of all candidates where nothing was known before.
+"""Gaussian process: what few told times say of all candidates, beside what was expected of them.
 
 Trees find steps, and need dozens of times for it; a process takes near candidates for alike, and
-how near is near it learns for each knob. Picks are those of the largest expected improvement on the
-best time told, one after the other: what is running, and what was picked, is believed to take what
-is expected of it, so that the next pick is elsewhere.
+how near is near it learns for each knob. What it learns is how far times are from what was expected
+(a constant, where nothing was known before). Picks are those of the largest expected improvement on
+the best time told, one after the other: what is running, and what was picked, is believed to take
+what is expected of it, so that the next pick is elsewhere.
 
 Sources: Matern 5/2 and automatic relevance, Rasmussen and Williams, Gaussian Processes for Machine
 Learning (2006), 4.2.1 and 5.4.1; expected improvement, Jones et al. (1998); believing, Ginsbourger
@@ -60,22 +61,24 @@ def spread(
 
 
 def gains(
-    told: Told, places: Floats, running: Sequence[int], open_rows: NDArray[np.intp], count: int
-) -> list[int]:
+    told: Told, places: Floats, expected: Floats, running: Sequence[int],
+    open_rows: NDArray[np.intp], count: int,
+) -> list[int]:  # fmt: skip
     """Return up to ``count`` of ``open_rows``, those that promise the largest improvement.
 
     Args:
         told: at least one with a time.
         places: a row per candidate, 0 to 1 in every column.
+        expected: log times of candidates before anything was told, up to a constant.
         running: rows that are being measured.
         open_rows: the rows to choose from.
         count: how many.
     """
-    target = told.target(told.limit)
+    target = told.target(told.limit) - expected[told.rows]
     middle, scale = float(target.mean()), float(target.std()) or 1.0
     process = Process.fit(places[told.rows], (target - middle) / scale)
     rows = np.concatenate([open_rows, np.array(running, dtype=np.intp)])
-    belief = Belief(process, places[rows])
+    belief = Belief(process, places[rows], expected[rows] / scale)
     for number in range(len(open_rows), len(rows)):
         belief.believe(number)
     best = (float(np.nanmin(told.log_time)) - middle) / scale
@@ -126,12 +129,18 @@ class Process:
 
 
 class Belief:
-    """Mean and variance of the times of candidates."""
+    """Mean and variance of the times of candidates.
 
-    def __init__(self, process: Process, places: Floats) -> None:
+    Args:
+        process: of how far times are from what was expected.
+        places: of the candidates.
+        expected: of their times, before anything was told.
+    """
+
+    def __init__(self, process: Process, places: Floats, expected: Floats) -> None:
         self._process, self._places = process, places
         covariance = process.covariance(places, process.places)
-        self.mean = covariance @ process.weights
+        self.mean = expected + covariance @ process.weights
         self._known = covariance @ process.root.T  # its squares are what telling took away
         self._believed: list[Floats] = []
         self.variance = self._floored(process.size - (self._known**2).sum(axis=1))

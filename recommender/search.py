@@ -31,8 +31,8 @@ class Landscape:
         neighbours: row -> rows one step away.
         evidence: log times by several sources, a column each, which what is told will weigh
             against each other; None: the prior's alone.
-        places: candidates as points of a unit cube, where nothing is known before; None: the prior
-            (or evidence) says more of them than what is near.
+        places: candidates as points of a unit cube, in which the prior is about as wrong of near
+            ones; None: no process is asked.
     """
 
     prior_s: np.ndarray
@@ -149,8 +149,9 @@ class ModelGuidedSearch:
     An ensemble comes to know one region and looks at no other: the longer a search takes, the more
     of its picks are the best expected of candidates unlike all that was told.
 
-    Where nothing is known before, the first picks are spread, and most of the next are those of a
-    Gaussian process, which learns from fewer times; an ensemble finds what a process smoothes over.
+    Where candidates have places, the next picks after the first are those of a Gaussian process,
+    which learns from fewer times; an ensemble finds what a process smoothes over. The first are
+    the prior's; where nothing is known before, they are spread.
 
     Attributes:
         members: of the ensemble; a smaller batch meets some of them, the next one others.
@@ -160,7 +161,8 @@ class ModelGuidedSearch:
         afar_share: of a batch taken from afar in the end.
         afar_from, afar_until: trials at which that share begins and ends to grow.
         process_share: of a batch that a process picks, once the ensemble picks as well.
-        process_alone: trials up to which a process picks all.
+        process_alone: trials up to which a process picks all; the last ones of it, where other
+            devices are known.
         process_until: trials from which it picks none, for what it costs grows with their cube.
     """
 
@@ -183,10 +185,13 @@ class ModelGuidedSearch:
     def _without_ensemble(
         self, count: int, landscape: Landscape, seen: Observations, rng: np.random.Generator
     ) -> list[int]:
-        """Return picks for which nothing but places is needed."""
-        told = len(seen.times_s)
-        if landscape.places is None or told >= self.process_until:
+        """Return picks for which nothing but places and the prior is needed."""
+        told, knows_others = len(seen.times_s), landscape.evidence is not None
+        until = self.process_alone if knows_others else self.process_until
+        if landscape.places is None or told >= until:
             return []
+        if knows_others and not seen.good:
+            return []  # the ensemble's are the prior's
         share = 1.0 if told < self.process_alone else self.process_share
         wanted = int(np.count_nonzero(rng.random(count) < share))
         if not wanted:
@@ -194,10 +199,12 @@ class ModelGuidedSearch:
         taken = sorted({*seen.times_s, *seen.pending})
         order = rng.permutation(len(landscape))
         open_rows = order[~np.isin(order, taken)]
-        if told < MIN_ROWS or not seen.good:
+        if not knows_others and (told < MIN_ROWS or not seen.good):
             return spread(landscape.places, taken, open_rows, wanted)
         looked_at = np.sort(open_rows[:PROCESS_SAMPLE])
-        return gains(_told(seen), landscape.places, sorted(seen.pending), looked_at, wanted)
+        expected = np.log(landscape.prior_s)
+        running = sorted(seen.pending)
+        return gains(_told(seen), landscape.places, expected, running, looked_at, wanted)
 
     def _with_ensemble(
         self, count: int, landscape: Landscape, seen: Observations, rng: np.random.Generator

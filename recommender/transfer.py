@@ -2,9 +2,13 @@
 
 What was measured on other devices is evidence of two kinds: the speed of a config itself, which is
 lucky where it is the best of thousands, and the speed of configs like it, which trees smooth out of
-all of them. Their geometric mean is expected: a config must be fast, and be among fast ones. Where
-a device was not asked about a config, the trees answer alone. The nearer a device, the more it
-counts.
+all that worked. Their geometric mean is expected: a config must be fast, and be among fast ones.
+Where a device was not asked about a config, the trees answer alone. The nearer a device, the more
+it counts.
+
+A search that knows other devices begins with what they lead to expect; a process (``process``)
+corrects it by what is told. It takes for alike what is near in knobs and was about as fast
+elsewhere: where one of such configs is faster than expected, the others may be.
 """
 
 from __future__ import annotations
@@ -23,7 +27,8 @@ from recommender.recorded import Config, RecordedSpace, numbers_of
 from recommender.search import Landscape
 from tilecore.lazy import cached_property
 
-LEAST_SPEED = 0.02  # of the best: slower ones, and failures, are all alike to the trees
+LEAST_SPEED = 0.02  # of the best: slower ones are all alike to the trees
+ALIKE_SPEED = 0.05  # of the best: slower ones are in one place to a process
 SMOOTHING_ROUNDS, SMOOTHING_RATE = 200, 0.15
 FIRST = 4  # configs of the cover that a search begins with
 DEFINITE = 1e-3  # weight of the expectation among covers that are equally good
@@ -83,14 +88,16 @@ class Sources:
 
         Args:
             features: a row per candidate.
-            times_s: of each device, by row; None: it failed.
+            times_s: of each device, by row; None: it failed. A device counts where MIN_ROWS of the
+                cost model worked.
             steps: how far each device is away.
         """
         columns, distances = [], []
         for times, distance in zip(times_s, steps, strict=True):
-            best_s = min((t for t in times.values() if t is not None), default=None)
-            if best_s is None or len(times) < MIN_ROWS:
+            worked = [t for t in times.values() if t is not None]
+            if len(worked) < MIN_ROWS:
                 continue
+            best_s = min(worked)
             column = np.full(len(features), np.nan)
             column[list(times)] = [0.0 if t is None else best_s / t for t in times.values()]
             columns.append(column)
@@ -107,27 +114,49 @@ class Sources:
 
     @cached_property
     def smoothed(self) -> NDArray[np.float64]:
-        """The speeds of candidates as trees see them from the knobs, device by device."""
+        """The speeds of candidates, if they work, as trees see them: a column per device.
+
+        How slow failures are nobody knows: any number makes the trees wrong of their neighbours.
+
+        Raises:
+            NotEnoughMeasurements: fewer than MIN_ROWS of the cost model worked (RC606).
+        """
+        logs = np.log(np.maximum(self.speeds, LEAST_SPEED))
+        worked = self.speeds > 0
+        columns = [self._by_trees(worked[:, d], logs[:, d]) for d in range(len(self.weights))]
+        return np.exp(np.stack(columns, axis=1))
+
+    @cached_property
+    def works(self) -> NDArray[np.float64]:
+        """How likely candidates work, as trees see it: a column per device."""
+        chance = np.ones((self.candidates, len(self.weights)))
+        asked = ~np.isnan(self.speeds)
+        for device, speed in enumerate(self.speeds.T):
+            if (speed == 0).any() and not asked[: self.candidates, device].all():
+                found = self._by_trees(asked[:, device], (speed > 0).astype(np.float64))
+                chance[:, device] = np.clip(found, 0.0, 1.0)
+        return chance
+
+    def _by_trees(
+        self, rows: NDArray[np.bool_], target: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Return of every candidate what trees learn from some rows of a target."""
         inputs = np.log2(np.maximum(self.features, 0.0) + 1.0).astype(np.float32)
-        columns = []
-        for speed in self.speeds.T:
-            known = ~np.isnan(speed)
-            target = np.log(np.maximum(speed[known], LEAST_SPEED))
-            model = CostModel.fit(
-                inputs[known], target, np.zeros(len(target)), feature_schema="transfer",
-                rounds=SMOOTHING_ROUNDS, rate=SMOOTHING_RATE, feature_share=1.0,
-                with_interval=False,
-            )  # fmt: skip
-            columns.append(model.predict(inputs[: self.candidates]).factor)
-        return np.stack(columns, axis=1)
+        model = CostModel.fit(
+            inputs[rows], target[rows], np.zeros(np.count_nonzero(rows)),
+            feature_schema="transfer", rounds=SMOOTHING_ROUNDS, rate=SMOOTHING_RATE,
+            feature_share=1.0, with_interval=False,
+        )  # fmt: skip
+        found: NDArray[np.float64] = np.log(model.predict(inputs[: self.candidates]).factor)
+        return found
 
     @cached_property
     def trusted(self) -> NDArray[np.float64]:
         """The speeds that count: measured and smoothed, their geometric mean."""
         measured = self.speeds[: self.candidates]
-        smoothed = np.minimum(self.smoothed, 1.0)
+        unasked = np.minimum(self.smoothed, 1.0) * self.works
         both = np.sqrt(np.maximum(measured, 0.0) * self.smoothed)
-        found: NDArray[np.float64] = np.where(np.isnan(measured), smoothed, both)
+        found: NDArray[np.float64] = np.where(np.isnan(measured), unasked, both)
         return found
 
     @cached_property
@@ -154,7 +183,11 @@ class Sources:
         features: NDArray[Any] = np.concatenate([own.features, there], axis=1).astype(np.float32)
         evidence = -np.log(np.maximum(self.trusted, LEAST_SPEED**2))
         prior_s = 1.0 / np.maximum(self.expected, LEAST_SPEED**2)
-        return Landscape(prior_s, features, own.neighbours, evidence)
+        places = own.places
+        if places is not None:
+            slowness = np.clip(evidence / -math.log(ALIKE_SPEED), 0.0, 1.0)
+            places = np.concatenate([places, slowness], axis=1)
+        return Landscape(prior_s, features, own.neighbours, evidence, places)
 
 
 def steps_of_problem(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:

@@ -125,6 +125,7 @@ def run(
     Raises:
         InvalidRecording: a file holds no space (RC607).
         InvalidConfig: no such strategy, or spaces with other knobs (TC303).
+        NotEnoughMeasurements: in a known space hardly anything worked (RC606).
         InvalidRequest: the drawing cannot be written (SV901).
     """
     others = [RecordedSpace.load(path) for path in known]
