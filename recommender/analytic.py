@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, reduce
+from operator import itemgetter
 
 import numpy as np
 
@@ -59,7 +60,7 @@ class Estimate:
 
     def explain(self) -> str:
         """Return what bounds the config, each term's share, and what to change."""
-        shares = sorted(self.terms_s.items(), key=lambda item: -item[1])
+        shares = sorted(self.terms_s.items(), key=itemgetter(1), reverse=True)
         parts = [f"{name} {s / self.time_s:.0%}" for name, s in shares if s >= 0.01 * self.time_s]
         rate = self.work_flop / self.time_s / 1e9
         where = f"{self.threads} {self.unit}"
@@ -112,11 +113,14 @@ class Estimates:
 
     def at(self, row: int) -> Estimate:
         """Return the estimate of one config."""
-        every = {name: float(s[row]) for name, s in self.terms_s.items()}
-        terms = {name: seconds for name, seconds in every.items() if seconds > 0}
+        terms = {
+            name: seconds
+            for name, column in self.terms_s.items()
+            if (seconds := column.item(row)) > 0
+        }
         bound = max(terms, key=terms.__getitem__)
         return Estimate(
-            float(self.time_s[row]), terms, bound, self.work_flop, self.threads, self.unit
+            self.time_s.item(row), terms, bound, self.work_flop, self.threads, self.unit
         )
 
 
@@ -162,8 +166,7 @@ def estimate_graph(
     if site is None or site.a.source is None or site.b.source is None:
         return _of_ops(graph, columns, hardware, _cores(threads, hardware), work_flop)
     t = Tiling(site, columns, hardware)
-    blocks = np.broadcast_to(evaluate(site.launch.blocks, columns), t.blocks.shape)
-    grids = np.maximum(1.0, blocks / t.blocks)
+    grids = np.maximum(1.0, evaluate(site.launch.blocks, columns) / t.blocks)
     return _Product(t, site, hardware, constants, grids, work_flop).on(threads)
 
 
@@ -221,10 +224,11 @@ def _of_product(
 
     def terms() -> dict[str, np.ndarray]:
         resources_s = resources()
-        names, slowest = list(resources_s), np.argmax(np.stack(list(resources_s.values())), axis=0)
-        kernel = {n: np.where(slowest == i, core.kernel, 0.0) / cores for i, n in enumerate(names)}
+        slowest = np.argmax(np.stack(list(resources_s.values())), axis=0)
+        kernel = np.zeros((len(resources_s), len(slowest)))
+        kernel[slowest, np.arange(len(slowest))] = np.asarray(core.kernel) / cores
         return {
-            **kernel,
+            **dict(zip(resources_s, kernel, strict=True)),
             "calls": core.calls / cores,
             "update_c": core.update_c / cores,
             "pack_a": core.pack_a / cores,

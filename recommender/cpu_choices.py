@@ -200,11 +200,13 @@ class Tiling:
         return float(np.asarray(found).flat[0])
 
     def _knob(self, name: str) -> Floats:
-        column: Floats = self._columns.get(name, constant(0, self._like)).astype(float)
+        asked = self._columns.get(name)
+        column: Floats = constant(0.0, self._like) if asked is None else asked.astype(float)
         return column
 
     def _choice(self, name: str) -> NDArray[np.str_]:
-        return self._columns.get(name, constant("auto", self._like))
+        asked = self._columns.get(name)
+        return constant("auto", self._like) if asked is None else asked
 
     @cached_property
     def grid_m(self) -> Floats:

@@ -203,7 +203,7 @@ class Factored(NDArrayOperatorsMixin):
 
 def may_hold(mask: Any) -> bool:
     """Return whether a condition may hold for a config; False only where it holds for none."""
-    return bool(np.asarray(mask.values if type(mask) is Factored else mask).any())
+    return bool(np.count_nonzero(mask.values if type(mask) is Factored else mask))
 
 
 def constant(value: Any, like: Any) -> Any:

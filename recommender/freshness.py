@@ -30,6 +30,10 @@ def differences(
         )
         if was != now
     ]
-    if m.driver and driver and m.driver != driver:
-        found.append(f"driver {m.driver}, now {driver}")
-    return tuple(found)
+    return (*found, *driver_differences(m, driver))
+
+
+def driver_differences(m: Measurement, driver: str) -> tuple[str, ...]:
+    """Return in words that the driver was another one; where either is unknown, it was the same."""
+    is_same = not m.driver or not driver or m.driver == driver
+    return () if is_same else (f"driver {m.driver}, now {driver}",)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from functools import lru_cache
+from itertools import repeat
+from operator import gt
 
 from recommender.hardware import HardwareProfile
 from recommender.workload import Workload
@@ -98,7 +100,7 @@ class Measurement:
     def __post_init__(self) -> None:
         if (self.status is MeasureStatus.OK) != bool(self.times_s):
             raise ValueError(f"status {self.status} with {len(self.times_s)} times")
-        if any(not t > 0 for t in self.times_s):
+        if not all(map(gt, self.times_s, repeat(0.0))):
             raise ValueError(f"times must be positive seconds, found {self.times_s}")
 
     @property

@@ -10,7 +10,7 @@ import numpy as np
 
 from recommender.analytic import estimate
 from recommender.diversity import different
-from recommender.freshness import differences
+from recommender.freshness import differences, driver_differences
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, Protocol
 from recommender.nearest import OTHER_DEVICE, Neighbour, best_nearby
@@ -160,9 +160,7 @@ def _expected(
 
 def _is_sure(m: Measurement, space: SearchSpace) -> bool:
     """Return whether a measurement was confirmed on the device as it is now."""
-    driver = space.hardware.driver
-    is_same_driver = not m.driver or not driver or m.driver == driver
-    return m.protocol is Protocol.CONFIRM and is_same_driver
+    return m.protocol is Protocol.CONFIRM and not driver_differences(m, space.hardware.driver)
 
 
 def _rank(

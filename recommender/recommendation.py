@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from recommender.analytic import Estimate, Estimates
-from recommender.freshness import OTHER_CODE, OTHER_DRIVER, differences
+from recommender.freshness import OTHER_CODE, OTHER_DRIVER, driver_differences
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, Protocol
 from recommender.nearest import Neighbour
@@ -57,15 +57,13 @@ def of_measurement(
     """
     time_s = m.time_s
     assert time_s is not None
-    doubts = differences(
-        m, program_digest=m.program_digest, toolchain_key=m.toolchain.key, driver=hardware.driver
-    )
+    doubts = driver_differences(m, hardware.driver)
     scale = 1.0
     if m.threads != estimates.threads:  # by the predicted ratio
         scale = float(estimates.time_s[row] / estimates.on(m.threads).time_s[row])
     times = sorted(t * scale for t in m.times_s)
     explained = estimates.at(row)
-    how = f"median of {len(times)} repeats on {m.measured_at:%Y-%m-%d}"
+    how = f"median of {len(times)} repeats on {m.measured_at.date()}"
     if m.protocol is Protocol.SCREEN:
         how += f", one thread, scaled to {estimates.threads}"
     what = "best measured" if row == 0 else "another one measured"

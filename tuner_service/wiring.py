@@ -15,6 +15,7 @@ from db.migrate import open_database
 from db.store import SqlStore
 from recommender.hardware import HardwareProfile, with_assumed_rates
 from recommender.measurement import Toolchain
+from recommender.open_shapes import Hashed
 from recommender.ports import Measurer
 from tuner_service.settings import Settings
 from tuner_service.workplaces import HostWorkplace, Workplace
@@ -52,9 +53,13 @@ def host_toolchain() -> Toolchain:
 def host_profile(store: SqlStore) -> HardwareProfile:
     """Return this machine with the rates that `tilecore profile` measured, else assumed ones."""
     host = detected_host()
-    stored = store.hardware(host.key)
-    found = host if stored is None else replace(stored, driver=host.driver)
-    return with_assumed_rates(found)
+    return _with_rates(Hashed(host, host.key), Hashed(store.hardware(host.key), host.key))
+
+
+@functools.lru_cache(maxsize=4)  # every answer asks for it
+def _with_rates(host: Hashed, stored: Hashed) -> HardwareProfile:
+    known = host.value if stored.value is None else replace(stored.value, driver=host.value.driver)
+    return with_assumed_rates(known)
 
 
 def compile_target(hardware: HardwareProfile) -> str:

@@ -315,15 +315,14 @@ class Sandbox:
         outcome: Outcome | None = None
         try:
             child.jobs.send((method, args))
-            loop.add_reader(place, _note, ready)
+            loop.add_reader(place, _note, ready, True)
+            limit = loop.call_later(timeout_s, _note, ready, False)
             try:
-                async with asyncio.timeout(timeout_s):
-                    await ready
+                has_answered = await ready
             finally:
+                limit.cancel()
                 loop.remove_reader(place)
-            outcome = self._received(child)
-        except TimeoutError:
-            outcome = TimedOut(time.monotonic() - began)
+            outcome = self._received(child) if has_answered else TimedOut(time.monotonic() - began)
         except (EOFError, ConnectionError):
             outcome = await asyncio.to_thread(self._crash, child)
         finally:
@@ -377,9 +376,9 @@ class Sandbox:
         return Crashed(f"{reason}; last output: {output}" if output else reason)
 
 
-def _note(ready: asyncio.Future[None]) -> None:
+def _note(ready: asyncio.Future[bool], has_answered: bool) -> None:
     if not ready.done():
-        ready.set_result(None)
+        ready.set_result(has_answered)
 
 
 def _exit_reason(code: int) -> str:

@@ -2,6 +2,7 @@
 
 import sqlite3
 from contextlib import closing
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -262,3 +263,17 @@ def test_one_model_is_active_and_damage_is_noticed(store):
 def test_json_that_older_releases_stored_is_read():
     """Half a surrogate pair, which ``json`` takes and faster parsers refuse."""
     assert _decoded('[{"a": 1.5}, "\\ud800"]') == [{"a": 1.5}, "\ud800"]
+
+
+def test_points_in_time_come_back_in_utc(store, make_measurement):
+    east = timezone(timedelta(hours=5, minutes=30))
+    dates = [
+        datetime(2026, 11, 28, 1, 2, 3, 456789, tzinfo=UTC),
+        datetime(2026, 11, 28, tzinfo=UTC),
+        datetime(1999, 12, 31, 23, 59, 59, 1, tzinfo=east),
+    ]
+    for at in dates:
+        store.add(make_measurement(1e-3, measured_at=at))
+    found = [m.measured_at for m in store.measurements()]
+    assert found == dates
+    assert [at.utcoffset() for at in found] == [timedelta(0)] * len(dates)

@@ -50,6 +50,18 @@ def test_terms_add_up_and_are_named() -> None:
     assert "bound by fma" in one.explain()
 
 
+def test_the_micro_kernels_time_counts_under_the_slowest_resource() -> None:
+    space = space_of(CUBE)
+    few = space.rows(np.arange(0, len(space), max(1, len(space) // 500)))
+    e = estimate(space, few)
+    resources = e.resources_s
+    slowest = np.argmax(np.stack(list(resources.values())), axis=0)
+    for row, place in enumerate(slowest):
+        terms = e.at(row).terms_s
+        assert [name for name in resources if name in terms] == [list(resources)[place]]
+        assert all(seconds > 0 for seconds in terms.values())
+
+
 def test_known_effects_have_the_right_sign() -> None:
     assert time_of(micro_m=4, micro_n=1) > 1.3 * time_of()  # latency and loads
     assert time_of(block_K=16) > 1.1 * time_of()  # many short runs

@@ -42,3 +42,20 @@ def test_sums_are_of_the_kind_of_the_elements():
         assert (caught.value.fields["field"], caught.value.fields["expected"]) == (
             "accum_dtype", expected,
         )  # fmt: skip
+
+
+def test_fields_go_by_their_names_and_aliases_in_letters_of_any_size():
+    gemm = kernels.get("gemm")
+    sizes = {"m": 8, "n": 16, "k": 32}
+    expected = gemm.parse_problem(sizes)
+    assert gemm.parse_problem({name.upper(): size for name, size in sizes.items()}) == expected
+    for field in gemm.fields:
+        for alias in field.aliases:
+            spelled = {**expected, alias.title(): expected[field.name]}
+            del spelled[field.name]
+            assert gemm.parse_problem(spelled) == expected
+    with pytest.raises(InvalidProblem, match="two spellings"):
+        gemm.parse_problem({**sizes, "M": 9})
+    with pytest.raises(InvalidProblem, match=r"unknown field.*") as caught:
+        gemm.parse_problem({**sizes, "dtpye": "float32"})
+    assert caught.value.hint == "did you mean `dtype`?"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +12,16 @@ import pytest
 
 from tests.workers.fault_toolbox import CRASHES
 from tests.workers.measurer_contract import orphans
-from workers.sandbox import Crashed, LeftBehind, Outcome, Raised, Returned, Sandbox, Zygote
+from workers.sandbox import (
+    Crashed,
+    LeftBehind,
+    Outcome,
+    Raised,
+    Returned,
+    Sandbox,
+    TimedOut,
+    Zygote,
+)
 
 MODULE = "tests.workers.test_sandbox"
 LIMIT_S = 60.0
@@ -128,3 +138,18 @@ def test_threads_may_ask_side_by_side_whether_the_child_lives(sandbox: Sandbox) 
         for asked in [threads.submit(ask) for _ in range(8)]:
             asked.result()
     assert sandbox.starts == 1
+
+
+def test_an_event_loop_waits_no_longer_than_it_said(sandbox: Sandbox) -> None:
+    async def wait() -> None:
+        sandbox.start()
+        for _ in range(2):  # the first one leaves nothing behind that would end the second
+            assert await sandbox.awaited("print", "x", timeout_s=LIMIT_S) == Returned(None)
+        began = time.monotonic()
+        found = await sandbox.awaited("start_and_wait", timeout_s=0.2)
+        assert isinstance(found, TimedOut)
+        assert 0.2 <= found.after_s <= time.monotonic() - began
+        assert await sandbox.awaited("print", "x", timeout_s=LIMIT_S) is None  # it was killed
+
+    asyncio.run(wait())
+    assert call(sandbox, "print", "x") == Returned(None)

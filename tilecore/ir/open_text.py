@@ -48,6 +48,8 @@ class Hole:
 
     def text_at(self, values: Sizes) -> str | None:
         """Return the number as text, None where it is none."""
+        if type(self.expr) is Var:
+            return str(values[self.expr])
         return _number(self, tuple(values[v] for v in self.symbols))
 
 

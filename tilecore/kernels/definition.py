@@ -51,10 +51,10 @@ class ProblemField:
     least: int = 1  # of a dimension
     of_dtype: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def fitting(self, dtype: Any) -> ProblemField:
-        """Return the field as it is beside the ``dtype`` of a problem."""
-        own = self.of_dtype.get(str(dtype))
-        return self if own is None else replace(self, default=own[0], choices=own)
+    def beside(self, dtype: Any) -> tuple[int | str | bool | None, tuple[str, ...]]:
+        """Return the default and the choices that go with the ``dtype`` of a problem."""
+        own = self.of_dtype.get(str(dtype)) if self.of_dtype else None
+        return (self.default, self.choices) if own is None else (own[0], own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,8 @@ class ProgramDefinition:
 
     def knobs_of(self, kind: str) -> tuple[Knob, ...]:
         """Return the knobs that a kind of target has: those of the lowering are the CPU's."""
-        return tuple(k for k in self.on(kind).knobs if kind == "cpu" or k.symbolic)
+        knobs = self.on(kind).knobs
+        return knobs if kind == "cpu" else tuple(k for k in knobs if k.symbolic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,31 +205,37 @@ class KernelDefinition(ProgramDefinition):
             InvalidProblem: a field is unknown, missing, of the wrong type or out of range, or does
                 not go with another one (TC502).
         """
-        known = {alias.lower(): f for f in self.fields for alias in (f.name, *f.aliases)}
+        names = {f.name for f in self.fields}
         given: dict[str, Any] = {}
-        for name, value in values.items():
-            found = known.get(name.lower())
-            if found is None:
-                expected = ", ".join(f.name for f in self.fields)
-                raise InvalidProblem(
-                    field=name, expected=f"one of {expected}", found="unknown field",
-                    hint=did_you_mean(name, known),
-                )  # fmt: skip
-            if found.name in given and given[found.name] != value:
-                raise InvalidProblem(field=name, expected="one value", found="two spellings")
-            given[found.name] = value
+        for spelling, value in values.items():
+            name = spelling if spelling in names else self._field_called(spelling)
+            if name in given and given[name] != value:
+                raise InvalidProblem(field=spelling, expected="one value", found="two spellings")
+            given[name] = value
         result: dict[str, int | str | bool] = {}
         for f in self.fields:
-            f = f.fitting(result.get("dtype"))
-            value = given.get(f.name, f.default)
+            default, choices = f.beside(result.get("dtype"))
+            value = given.get(f.name, default)
             if value is None:
                 raise InvalidProblem(
                     field=f.name, expected=f"a {f.kind}", found="nothing", hint=self._takes()
                 )
-            result[f.name] = _check(f, value)
+            result[f.name] = _check(f, choices, value)
         if self.check is not None:
             self.check(result)
         return result
+
+    def _field_called(self, spelling: str) -> str:
+        """Return the name of the field that has an alias, in letters of any size."""
+        known = {alias.lower(): f.name for f in self.fields for alias in (f.name, *f.aliases)}
+        found = known.get(spelling.lower())
+        if found is None:
+            expected = ", ".join(f.name for f in self.fields)
+            raise InvalidProblem(
+                field=spelling, expected=f"one of {expected}", found="unknown field",
+                hint=did_you_mean(spelling, known),
+            )  # fmt: skip
+        return found
 
     def _takes(self) -> str:
         """Return which fields have to be given, and which may be."""
@@ -237,7 +244,7 @@ class KernelDefinition(ProgramDefinition):
         return f"{self.name} needs {needed}; its defaults: {rest or 'none'}"
 
 
-def _check(f: ProblemField, value: Any) -> int | str | bool:
+def _check(f: ProblemField, choices: Sequence[str], value: Any) -> int | str | bool:
     if f.kind == "dimension":
         is_int = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
         if not is_int or not f.least <= int(value) <= MAX_DIMENSION:
@@ -249,9 +256,9 @@ def _check(f: ProblemField, value: Any) -> int | str | bool:
             raise InvalidProblem(field=f.name, expected="true or false", found=repr(value))
         return value
     name = str(value) if f.kind == "choice" else _dtype_name(value)
-    if name not in f.choices:
+    if name not in choices:
         raise InvalidProblem(
-            field=f.name, expected=f"one of {', '.join(f.choices)}", found=repr(value)
+            field=f.name, expected=f"one of {', '.join(choices)}", found=repr(value)
         )
     return name
 

@@ -71,7 +71,7 @@ def workload_text(workload: Mapping[str, Any]) -> str:
     kernel, problem = str(workload["kernel"]), workload["problem"]
     definition = kernels.KERNELS.get(kernel)
     fields = () if definition is None else definition.fields
-    usual = {f.name: f.fitting(problem.get("dtype")).default for f in fields}
+    usual = {f.name: f.beside(problem.get("dtype"))[0] for f in fields}
     names = [*(n for n in usual if n in problem), *(n for n in problem if n not in usual)]
     given = [n for n in names if n != "dtype" and (usual.get(n) is None or problem[n] != usual[n])]
     words = [f"{n}={problem[n]}" for n in given]
