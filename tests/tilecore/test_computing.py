@@ -479,6 +479,7 @@ def asks_for_elements(x, y):
         (lambda x, y: torch.zeros(3, 4).add_(x), UnsupportedSyntax, "new tensors, found `add_`"),
         (lambda x, y: F.dropout(x), UnsupportedSyntax, "no random numbers, found `dropout`"),
         (lambda x, y: torch.rand_like(x), UnsupportedSyntax, "no random numbers"),
+        (lambda x, y: x.repeat_interleave(torch.ones(3).int(), 0), UnsupportedSyntax, "follows"),
         (lambda x, y: x.nonzero(), UnsupportedSyntax, "`nonzero` whose result follows from shapes"),
         (lambda x, y: torch.cat([x, y[:, :3]]), ShapeMismatch, "found (3, 4), (3, 3)"),
         (lambda x, y: np.split(x, 1)[0], UnsupportedSyntax, "`numpy.split`"),  # not as in torch

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 import tilecore
-from tilecore.errors import ArgumentError, TypeMismatch, UnsupportedSyntax
+from tilecore.errors import ArgumentError, ShapeMismatch, TypeMismatch, UnsupportedSyntax
 
 IDS = torch.tensor([[3, 1, 0], [2, 2, 4]])
 
@@ -107,6 +107,56 @@ def test_sizes_vary_around_what_is_joined():
     plan = grown.plan(*given)
     assert not plan.is_own  # one for sizes between powers of 2
     assert "torch's cat of (1, 2, 31, 32), (1, 2, 1, 32)" in grown.explain(*given)
+
+
+def repeated(x, count):
+    """Return each head so many times, as models write it for grouped queries."""
+    batch, heads, rows, width = x.shape
+    apart = x[:, :, None, :, :].expand(batch, heads, count, rows, width)
+    return apart.reshape(batch, heads * count, rows, width)
+
+
+def decoded(x, cache, new, mask):
+    """Attention of a token, by hand: two heads of queries for one of keys."""
+    keys = repeated(torch.cat([cache, new], -2), 2)
+    scores = torch.matmul(x, keys.transpose(2, 3)) * 0.25 + mask
+    weights = F.dropout(F.softmax(scores, -1, dtype=torch.float32).to(x.dtype), 0.0, training=False)
+    return torch.matmul(weights, keys)
+
+
+def test_a_cache_that_grows_has_one_plan_and_no_copies_of_its_heads():
+    decode = tilecore.compute(decoded)
+    plans = []
+    for past in (10, 16, 17, 18, 24, 30):
+        x, cache, new = (torch.randn(1, h, n, 32) for h, n in ((4, 1), (2, past), (2, 1)))
+        given = x, cache, new, torch.randn(1, 1, 1, past + 1)
+        torch.testing.assert_close(decode(*given), decoded(*given), rtol=1e-4, atol=1e-5)
+        plans.append(decode.plan(*given))
+    kernels = {plan.stages[-1].kernel for plan in plans[2:]}
+    assert len(kernels) == 1
+    assert [type(step).__name__ for step in plans[-1].steps] == ["Called", "Launch"]
+    assert "expand" not in decode.explain(*given)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.expand(3, -1, 4, 8) + x,
+        lambda x: torch.broadcast_to(x, (2, 2, 4, 8)).exp(),
+        lambda x: x.repeat_interleave(3, 1) * 2,
+        lambda x: torch.repeat_interleave(x, 2).sum(),
+        lambda x: x + torch.arange(8),
+        lambda x: torch.where(torch.arange(8) > 3, x, 0.0).exp(),
+        lambda x: F.scaled_dot_product_attention(repeated(x, 2), repeated(x, 2), repeated(x, 2)),
+    ],
+)
+def test_repeated_tensors(function):
+    agrees(function, torch.randn(1, 2, 4, 8))
+
+
+def test_what_does_not_expand_is_told():
+    with pytest.raises(ShapeMismatch, match="expand: expected the extents of"):
+        tilecore.compute(lambda x: x.expand(3, 5))(torch.randn(3, 4))
 
 
 def test_gradients_and_graphs_of_torch_go_through():

@@ -12,7 +12,7 @@ from tilecore.computing.calls import Call, results
 from tilecore.computing.graph import Node, Shape
 from tilecore.computing.places import Place, row_major
 from tilecore.computing.tensor import is_tensor
-from tilecore.errors import ArgumentError, SourceSpan, TypeMismatch
+from tilecore.errors import ArgumentError, TypeMismatch
 from tilecore.ir.dtype import DType
 
 
@@ -82,19 +82,22 @@ def copied(tensor: Any, shape: tuple[int, ...]) -> Any:
     return tensor.clone(memory_format=torch.contiguous_format).reshape(shape)
 
 
-def called(call: Call, tensors: Sequence[Any], span: SourceSpan) -> list[Any]:
+def called(call: Call, tensors: Sequence[Any], node: Node) -> list[Any]:
     """Return the tensors that a function of torch returns; arrays of NumPy for such arrays.
+
+    ``node``: one of them.
 
     Raises:
         ArgumentError: torch refuses them, for what their elements are (TC402).
     """
     is_numpy = not all(hasattr(tensor, "data_ptr") for tensor in tensors)
     try:
-        found = results(call([_of_torch(t) for t in tensors] if is_numpy else tensors))
+        given = [_of_torch(t) for t in tensors] if is_numpy else tensors
+        found = results(call(given, node.shape))
     except (RuntimeError, IndexError, ValueError) as error:
         said = str(error).strip().splitlines()[0]
         raise ArgumentError(
-            position="of", name=call.name, expected="what torch takes", found=said, span=span
+            position="of", name=call.name, expected="what torch takes", found=said, span=node.span
         ) from error
     return [_of_numpy(tensor) for tensor in found] if is_numpy else found
 

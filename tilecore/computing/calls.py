@@ -28,6 +28,11 @@ class Hole:
     number: int
 
 
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Stands among the arguments of a call for the shape of its result, whose sizes may vary."""
+
+
 @dataclass(frozen=True, eq=False)
 class Call:
     """A function of torch and its arguments.
@@ -44,10 +49,10 @@ class Call:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
-    def __call__(self, tensors: Sequence[Any]) -> Any:
-        """Return what the function returns for some tensors."""
+    def __call__(self, tensors: Sequence[Any], shape: Shape = ()) -> Any:
+        """Return what the function returns for some tensors; ``shape``: of the result."""
         args, kwargs = _mapped((self.args, dict(self.kwargs)), Hole, lambda h: tensors[h.number])
-        return self.function(*args, **kwargs)
+        return self.function(*(shape if isinstance(a, Whole) else a for a in args), **kwargs)
 
 
 def called(
@@ -111,10 +116,31 @@ def joined(name: str, tensors: Sequence[Node], dim: int, span: SourceSpan) -> No
             span=span,
         )  # fmt: skip
     extent = len(tensors) if is_new else sum(t.shape[axis] for t in tensors)
+    if varies(extent):
+        extent = extent.sizes.whole(extent)
     shape = (*first[:axis], extent, *first[axis if is_new else axis + 1 :])
     nodes: list[Node] = []
     call = _call(name, getattr(torch, name), (list(tensors), axis), {}, nodes)
     return _node(call, nodes, shape, tensors[0].dtype, span, 0)
+
+
+def expanded(x: Node, shape: Shape, span: SourceSpan) -> Node:
+    """Return a tensor that repeats another one along axes of one element.
+
+    Raises:
+        ShapeMismatch: another axis has another extent (TC201).
+    """
+    import torch
+
+    lead = len(shape) - len(x.shape)
+    pairs = zip(x.shape, shape[max(lead, 0) :], strict=False)
+    if lead < 0 or not all(n in (1, m) for n, m in pairs):
+        raise ShapeMismatch(
+            what="expand", expected=f"the extents of {x.shape}, where they are not 1", found=shape,
+            span=span,
+        )  # fmt: skip
+    call = Call("expand", torch.broadcast_to, (Hole(0), Whole()), MappingProxyType({}))
+    return x if shape == x.shape else _node(call, [x], shape, x.dtype, span, 0)
 
 
 def _call(

@@ -31,6 +31,7 @@ class Sizes:
         self.ranges: dict[str, tuple[int, int]] = {}
         self.fixed: set[str] = set()
         self.parts: dict[str, tuple[str, Any, Any]] = {}  # quotients and remainders, by text
+        self._sums: dict[str, Extent] = {}  # symbols that follow from others
         self._assumed: dict[str, None] = {}
         self._texts: dict[str, Extent] = {}
         self._holds: Callable[..., bool] | None = None
@@ -51,6 +52,28 @@ class Sizes:
         name = f"n{len(self.values)}"
         self.values[name] = value
         return Extent(self, {(name,): 1})
+
+    def whole(self, extent: Extent) -> Extent:
+        """Return a symbol for an extent of several terms, such as that of joined tensors.
+
+        Programs read symbols off their tensors, and no addends.
+        """
+        if len(extent.terms) < 2:
+            return extent
+        known = next((n for n, v in self.values.items() if v == extent.value), None)
+        if known is None:
+            found = self.symbol(extent.value)
+            self._sums[next(reversed(self.values))] = extent
+            return found
+        self.assume(f"{known} == {extent.text()}")
+        return Extent(self, {(known,): 1})
+
+    def complete(self, values: Mapping[str, int]) -> dict[str, int]:
+        """Return values of all symbols, from those of symbols of tensors."""
+        found = dict(values)
+        for name, extent in self._sums.items():
+            found[name] = extent.at(found)
+        return found
 
     def assume(self, text: str) -> None:
         """Assume a condition on the symbols."""

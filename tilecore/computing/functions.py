@@ -119,6 +119,20 @@ def _gelu(span: SourceSpan, x: Node, approximate: str = "none") -> Node:
     return pointwise("mul", half, pointwise("add", part, 1.0, span=span), span=span)
 
 
+def _dropout(
+    span: SourceSpan, x: Node, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Node:
+    _ = span
+    composites.refuse_in_place(inplace)
+    if training and p:
+        raise UnsupportedSyntax(
+            expected="functions that draw no random numbers",
+            found="`dropout`",
+            hint="training=False",
+        )
+    return x
+
+
 def _masked_fill(span: SourceSpan, x: Node, mask: Node, value: Value) -> Node:
     return _where(span, mask, float(value) if isinstance(value, int) else value, x)
 
@@ -331,6 +345,9 @@ def attention(
         TypeMismatch: the element types differ, or are none of numbers (TC202).
     """
     need_floats("attention", q, k, v, *([] if mask is None else [mask]), span=span)
+    shared = _without_repeats(k), _without_repeats(v)
+    if shared[0] is not k and shared[0].shape[:-2] == shared[1].shape[:-2]:
+        (k, v), is_grouped = shared, True
     lead, key_lead = q.shape[:-2], k.shape[:-2]
     if is_grouped and lead and key_lead and key_lead[-1] and lead[-1] % key_lead[-1] == 0:
         key_lead = (*key_lead[:-1], lead[-1])
@@ -347,6 +364,24 @@ def attention(
     args = (q, k, v) if mask is None else (q, k, v, mask)
     attrs = MappingProxyType({"scale": scale, "is_causal": is_causal})
     return Node("attention", "attention", args, shape, q.dtype, attrs, span)
+
+
+def _without_repeats(x: Node) -> Node:
+    """Return the heads of keys that several heads of queries read: (..., KV, SK, D).
+
+    Of ``x[:, :, None].expand(B, KV, N, SK, D).reshape(B, KV * N, SK, D)``, as models write it.
+    """
+    many = x.producers[0] if (x.kind, x.op) == ("view", "reshape") else x
+    if (many.kind, many.op) != ("call", "expand"):
+        return x
+    once = many.producers[0]
+    shape = (*(1,) * (4 - len(once.shape)), *once.shape)
+    lead, heads, one, (rows, columns) = shape[:-4], shape[-4], shape[-3], shape[-2:]
+    whole = (*lead, heads, many.shape[-3], rows, columns)
+    is_repeated = one == 1 and many.shape == whole
+    if not is_repeated or x.shape != (*lead, heads * many.shape[-3], rows, columns):
+        return x
+    return graph.reshaped(once, (*lead, heads, rows, columns), x.span)
 
 
 def _einsum(span: SourceSpan, equation: str, *operands: Any) -> Node:
@@ -401,6 +436,27 @@ def _join(name: str) -> Function:
     return function
 
 
+def _expand(span: SourceSpan, x: Node, *sizes: Any) -> Node:
+    wanted = sizes[0] if isinstance(sizes[0], tuple | list) else sizes
+    own = (*(1 for _ in wanted[: len(wanted) - len(x.shape)]), *x.shape)
+    extents = zip(own, wanted, strict=False)
+    return calls.expanded(
+        x, tuple(n if isinstance(m, int) and m == -1 else m for n, m in extents), span
+    )
+
+
+def _repeat_interleave(
+    span: SourceSpan, x: Node, repeats: int, dim: int | None = None, **_: Any
+) -> Node:
+    """Return each slice along an axis so many times."""
+    axis = 0 if dim is None else dim % len(x.shape)
+    shape = (x.size,) if dim is None else x.shape
+    apart = graph.reshaped(x, (*shape[: axis + 1], 1, *shape[axis + 1 :]), span)
+    whole = (*shape[: axis + 1], repeats, *shape[axis + 1 :])
+    joined = (*shape[:axis], shape[axis] * repeats, *shape[axis + 1 :])
+    return graph.reshaped(calls.expanded(apart, whole, span), joined, span)
+
+
 def _as(dtype: str) -> Function:
     return lambda span, x: _to(span, x, dtype)
 
@@ -408,7 +464,7 @@ def _as(dtype: str) -> Function:
 # Functions of tensors of any element type, and those of truth.
 OF_ALL = (
     "transpose", "t", "permute", "reshape", "unsqueeze", "squeeze", "flatten", "chunk", "split",
-    "contiguous", "clone", "detach", "cat", "stack",
+    "contiguous", "clone", "detach", "cat", "stack", "expand", "broadcast_to",
 )  # fmt: skip
 OF_TRUTH = (
     "where", "masked_fill", "scaled_dot_product_attention", "float", "half", "bfloat16",
@@ -422,7 +478,9 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType({
     **{f"logical_{op}": _logic(op) for op in LOGIC},
     **{op: _reduction(op) for op in ("sum", "mean", "amax", "amin")},
     "max": _extreme("amax", "maximum"), "min": _extreme("amin", "minimum"),
-    "where": _where, "masked_fill": _masked_fill, "cat": _join("cat"), "stack": _join("stack"),
+    "where": _where, "masked_fill": _masked_fill, "dropout": _dropout,
+    "cat": _join("cat"), "stack": _join("stack"),
+    "expand": _expand, "broadcast_to": _expand, "repeat_interleave": _repeat_interleave,
     "relu": _relu, "silu": _silu, "gelu": _gelu, "clamp": _clamp,
     "square": _square, "reciprocal": _reciprocal, "to": _to, "type": _to, "astype": _to,
     "float": _as("float32"), "half": _as("float16"), "bfloat16": _as("bfloat16"),

@@ -179,7 +179,7 @@ class Plan:
                 call, place = step.node.attrs["call"], step.node.attrs["place"]
                 if call not in returned:
                     given = [arrays.at(known, p) for p in step.reads]
-                    returned[call] = arrays.called(call, given, step.node.span)
+                    returned[call] = arrays.called(call, given, step.node)
                 known[step.node] = arrays.laid(returned[call][place], step.node, self.alignment)
             else:
                 known[step] = arrays.laid(step.attrs["held"], step, self.alignment)

@@ -238,8 +238,11 @@ def _is_of_torch(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> b
     if (name in ("max", "min") and "dim" in kwargs) or (name == "to" and _is_exact(given)):
         return True
     nodes = [v.node for v in given if isinstance(v, Traced)]
-    others = [n for n in nodes if n.dtype not in FLOATS and n.kind != "pointwise"]
-    return any(n.dtype != "bool" or name not in OF_TRUTH for n in others)
+    kinds = {n.dtype for n in nodes if n.kind != "pointwise"}
+    held = [v for v in given if not isinstance(v, Traced) and is_tensor(v)]
+    kinds |= {str(v.dtype).removeprefix("torch.") for v in held}
+    kinds -= set(FLOATS)
+    return bool(kinds - {"bool"} if name in OF_TRUTH else kinds)
 
 
 def _says_correction(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -44,7 +44,10 @@ class Family:
         """Return a plan for some sizes, if one that is there serves them."""
         for at, (sizes, pattern, plan) in enumerate(self._plans):
             values = _values(pattern, layouts)
-            if values is not None and sizes.hold(values):
+            if values is None:
+                continue
+            values = sizes.complete(values)
+            if sizes.hold(values):
                 self._plans.insert(0, self._plans.pop(at))
                 return plan.of(values)
         return None
