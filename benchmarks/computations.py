@@ -29,7 +29,7 @@ from benchmarks.cpu import interleaved
 from tilecore.artifact import compiler_versions
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
-from compute import block, weights
+from compute import block, rotated, weights
 
 Function = Callable[..., Any]
 
@@ -49,6 +49,25 @@ def attention_of_parts(x: torch.Tensor, w: torch.Tensor, heads: int = 8) -> torc
     )
     y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     return y.transpose(1, 2).reshape(rows, length, width)
+
+
+def paired(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Return heads with rotary embeddings of neighbouring elements."""
+    a, b = x[..., 0::2], x[..., 1::2]
+    return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
+
+
+def decoded(
+    q: torch.Tensor, cache: torch.Tensor, new: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    """Return a token's attention by hand: the cache grows, heads of keys are repeated."""
+    keys = torch.cat([cache, new], -2)
+    batch, heads, rows, width = keys.shape
+    count = q.shape[1] // heads
+    keys = keys[:, :, None].expand(batch, heads, count, rows, width)
+    keys = keys.reshape(batch, heads * count, rows, width)
+    scores = q @ keys.transpose(2, 3) * width**-0.5 + mask
+    return F.softmax(scores, -1, dtype=torch.float32).to(q.dtype) @ keys
 
 
 def cases() -> dict[str, tuple[Function, tuple[Any, ...]]]:
@@ -93,6 +112,10 @@ def cases() -> dict[str, tuple[Function, tuple[Any, ...]]]:
             lambda *qkv: F.scaled_dot_product_attention(*qkv, enable_gqa=True),
             tuple(r(1, heads, n, 128).bfloat16() for heads, n in ((32, 1), (8, 2048), (8, 2048))),
         ),
+        **rotary("", torch.float32), **rotary(" bfloat16", torch.bfloat16),
+        "decoding by hand, a cache that grows, 32 heads of 8, 2048x128": (
+            decoded, (r(1, 32, 1, 128), r(1, 8, 2047, 128), r(1, 8, 1, 128), r(1, 1, 1, 2048))
+        ),
         "linear + silu 1x4096x4096": (
             lambda x, w: F.silu(F.linear(x, w)), (r(1, 4096), r(4096, 4096) / 64)
         ),
@@ -101,6 +124,16 @@ def cases() -> dict[str, tuple[Function, tuple[Any, ...]]]:
         ),
         "block 2x256x512": (block.function, (r(2, 256, 512), weights(512, 1376))),
     }  # fmt: skip
+
+
+def rotary(kind: str, dtype: torch.dtype) -> dict[str, tuple[Function, tuple[Any, ...]]]:
+    """Return rotary embeddings of halves and of pairs."""
+    x, cos, sin = (torch.randn(*n, 128).to(dtype) for n in ((2, 32, 512), (512,), (512,)))
+    half = tuple(t[:, :64].contiguous() for t in (cos, sin))
+    return {
+        f"rotary halves{kind} 2x32x512x128": (rotated, (x, cos, sin)),
+        f"rotary pairs{kind} 2x32x512x128": (paired, (x, *half)),
+    }
 
 
 def measured(

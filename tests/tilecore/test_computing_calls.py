@@ -46,6 +46,9 @@ def halves_turned(x):
         lambda x: F.dropout(x + 1, 0.5, training=False),
         lambda x: torch.nan_to_num(torch.where(x > 0, x, float("nan"))).sum(),
         lambda x: F.mse_loss(x, x * 0.5),
+        lambda x: x + torch.arange(x.shape[-1], device=x.device),
+        lambda x: x.half().to(x).to("cpu") + x.to(torch.float16, copy=True),
+        lambda x: x.to(x.device).masked_fill(torch.eye(8, device=x.device) > 0, -1.0),
     ],
 )  # fmt: skip
 def test_torch_computes_what_kernels_do_not(function):
@@ -152,6 +155,12 @@ def test_a_cache_that_grows_has_one_plan_and_no_copies_of_its_heads():
 )
 def test_repeated_tensors(function):
     agrees(function, torch.randn(1, 2, 4, 8))
+
+
+@pytest.mark.parametrize("name", ["grad", "requires_grad", "data"])
+def test_what_is_no_method_is_told(name):
+    with pytest.raises(UnsupportedSyntax, match=f"`Tensor.{name}`"):
+        tilecore.compute(lambda x: getattr(x, name))(torch.randn(3))
 
 
 def test_what_does_not_expand_is_told():

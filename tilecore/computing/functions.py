@@ -22,6 +22,7 @@ UNARY = (
 BINARY = ("add", "sub", "mul", "div", "pow", "maximum", "minimum")
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 LOGIC = ("and", "or", "xor", "not")
+DEVICES = ("cpu", "cuda")
 MOST_EXACT = 2**24  # integers up to it are numbers of float32, in which kernels compute
 ALIASES: Mapping[str, str] = MappingProxyType({
     "absolute": "abs", "negative": "neg", "subtract": "sub", "multiply": "mul",
@@ -153,7 +154,10 @@ def _reciprocal(span: SourceSpan, x: Node) -> Node:
 
 def _to(span: SourceSpan, x: Node, *given: Any, dtype: Any = None, **_: Any) -> Node:
     """Return it with another element type; devices and layouts stay as they are."""
-    named = [_dtype_name(g) for g in (*given, dtype) if g is not None]
+    asked = [g for g in (*given, dtype) if g is not None and not isinstance(g, bool)]
+    named = [g.dtype if isinstance(g, Node) else _dtype_name(g) for g in asked]
+    if named and all(name.partition(":")[0] in DEVICES for name in named):
+        return x
     wanted = next((name for name in named if name in FLOATS), None)
     if wanted is None:
         expected = f"an element type of {', '.join(FLOATS)}"

@@ -47,18 +47,22 @@ OF_NUMPY = (
     "concatenate",
     "stack",
 )
-# Whether methods mean what those of torch's tensors do: not where a call passes arrays of NumPy.
-_has_methods_of_torch: ContextVar[bool] = ContextVar("has_methods_of_torch", default=False)
+# The device of a call's tensors; None: it passes arrays of NumPy, whose methods are not torch's.
+_device: ContextVar[Any] = ContextVar("device", default=None)
 
 
 @contextmanager
 def reading(tensors: Iterable[Any]) -> Iterator[None]:
     """Have a function read that is called with some tensors."""
-    token = _has_methods_of_torch.set(not any(isinstance(t, np.ndarray) for t in tensors))
+    import torch
+
+    known = list(tensors)
+    found = next((t.device for t in known if isinstance(t, torch.Tensor)), torch.device("cpu"))
+    token = _device.set(None if any(isinstance(t, np.ndarray) for t in known) else found)
     try:
         yield
     finally:
-        _has_methods_of_torch.reset(token)
+        _device.reset(token)
 
 
 class Traced:
@@ -85,6 +89,13 @@ class Traced:
         import torch
 
         return getattr(torch, self.node.dtype)
+
+    @property
+    def device(self) -> Any:
+        """Where the tensors of the call are, as torch has it."""
+        if _device.get() is None:
+            raise _unknown("Tensor.device")
+        return _device.get()
 
     @property
     def T(self) -> Traced:
@@ -136,7 +147,7 @@ class Traced:
             return lambda *args, **kwargs: called(name, (self, *args), kwargs)
         if name.startswith("__"):
             raise AttributeError(name)
-        if _method(name) is None:
+        if not callable(_method(name)):
             raise _unknown(f"Tensor.{name}")
         return lambda *args, **kwargs: called(name, (self, *args), kwargs)
 
@@ -205,7 +216,7 @@ def called(
     bare = name[2:-2] if name.startswith("__") else name  # add_, in place, is none of them
     own = ALIASES.get(bare, bare)
     known = FUNCTIONS.get(own)
-    if own in ("var", "std") and _has_methods_of_torch.get() and not _says_correction(args, kwargs):
+    if own in ("var", "std") and _device.get() is not None and not _says_correction(args, kwargs):
         kwargs = {**kwargs, "correction": 1}  # of NumPy it is 0
     if known is None or _is_of_torch(own, args, kwargs):
         of_torch = function or _method(bare, args, kwargs)
@@ -260,7 +271,7 @@ def _method(
     name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = MappingProxyType({})
 ) -> Callable[..., Any] | None:
     """Return what computes a method of torch's tensors, None if there is none."""
-    if not _has_methods_of_torch.get():
+    if _device.get() is None:
         return None
     import torch
 
