@@ -225,3 +225,48 @@ def test_what_torch_refuses_of_elements_is_told_with_its_line():
     ) as caught:
         look_up(torch.tensor([7]), torch.randn(5, 4))
     assert caught.value.span.file == __file__
+
+
+class Block(torch.nn.Module):
+    """Attention behind a norm, and images behind it."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.qkv = torch.nn.LayerNorm(32), torch.nn.Linear(32, 96)
+        self.images = torch.nn.Sequential(
+            torch.nn.Conv2d(1, 4, 3, padding=1), torch.nn.BatchNorm2d(4), torch.nn.ReLU(),
+            torch.nn.MaxPool2d(2), torch.nn.Flatten(), torch.nn.Dropout(0.5),
+        )  # fmt: skip
+        self.target = "what is its own"
+
+    def forward(self, x, mask=None):
+        parts = self.qkv(self.norm(x)).view(2, 6, 3, 4, 8).permute(2, 0, 3, 1, 4).unbind(0)
+        y = x + F.scaled_dot_product_attention(*parts, attn_mask=mask).transpose(1, 2).flatten(2)
+        return self.images(y[:, None])
+
+
+@pytest.mark.parametrize("keeps_gradients", [False, True])
+def test_modules_of_torch_are_functions(keeps_gradients):
+    module = Block().eval()
+    computation = tilecore.compute(module)
+    x, mask = torch.randn(2, 6, 32), torch.rand(6, 6) > 0.2
+    mask |= torch.eye(6, dtype=torch.bool)
+    with torch.set_grad_enabled(keeps_gradients):
+        found = computation(x, mask=mask)
+    torch.testing.assert_close(found, module(x, mask=mask), rtol=1e-4, atol=1e-5)
+    assert "Block_0" in computation.programs(x, mask=mask)[0]
+    assert (
+        len(computation.plan(x, mask=mask).stages) == 6
+    )  # norm, product, mask, attention, sum, images
+    assert computation.target == "auto"
+    if keeps_gradients:
+        found.sum().backward()
+        assert module.qkv.weight.grad is not None
+
+
+def test_modules_that_train_are_refused():
+    x = torch.randn(2, 4, 3)
+    for module in (torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5)):
+        with pytest.raises(UnsupportedSyntax, match=r"known statistics|no random numbers"):
+            tilecore.compute(module)(x)
+        torch.testing.assert_close(tilecore.compute(module.eval())(x), module(x))

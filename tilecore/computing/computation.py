@@ -48,7 +48,8 @@ class Computation:
     """What ``@tilecore.compute`` makes of a function: call it with tensors.
 
     Attributes:
-        function: the function.
+        function: the function, or a module of torch.
+        name: of the function; of a module: of its class.
         target: what its kernels are compiled for.
         dynamic: whether kernels are for sizes that vary; None: once they do.
     """
@@ -61,11 +62,12 @@ class Computation:
         self._plans: Memo[Plan] = Memo()
         self._families: Memo[Family] = Memo()
         self._calls: Memo[tuple[Plan, list[tuple[str, Any]]]] = Memo()
-        try:
-            self._signature = inspect.signature(function)
+        self.name = getattr(function, "__name__", type(function).__name__)
+        try:  # a module of torch has its parameters in ``forward``
+            self._signature = inspect.signature(getattr(function, "forward", function))
         except ValueError:  # a function of torch or NumPy itself
             self._signature = inspect.signature(lambda *args, **kwargs: None)
-        functools.update_wrapper(self, function)
+        functools.update_wrapper(self, function, updated=())
         self.__module__ = getattr(function, "__module__", None) or __name__  # torch's own have none
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -219,7 +221,7 @@ class Computation:
         try:
             plan: Plan | None = self._read(bound, tensors, pattern)
         except Exception:  # noqa: BLE001  # it wants numbers, and errors are to tell of numbers
-            _LOG.info("%s is not read with symbols", self.function.__name__, exc_info=True)
+            _LOG.info("%s is not read with symbols", self.name, exc_info=True)
             plan = None
         if plan is None:
             own = self._read(bound, tensors, layouts)
@@ -248,7 +250,7 @@ class Computation:
         found = (returned,) if is_single else returned
         if not isinstance(found, tuple | list) or not all(isinstance(r, Traced) for r in found):
             raise TypeMismatch(
-                expected=f"`{self.function.__name__}` to return tensors that it computes",
+                expected=f"`{self.name}` to return tensors that it computes",
                 found=type(returned).__name__,
             )
         roots = [r.node for r in found]
@@ -303,7 +305,7 @@ class Computation:
     def _stage(
         self, group: Group, number: int, places: Places, order: tuple[int, ...] | None
     ) -> Stage:
-        own = self.function.__name__
+        own = self.name
         name = f"{own if own.isidentifier() else 'computation'}_{number}"  # it may be a lambda
         program, order = written(group, name, places, order)
         if order is not None:
@@ -356,8 +358,8 @@ def compute(function: Any = None, *, target: Any = "auto", dynamic: bool | None 
     """Decorate a function of whole tensors: ``@tilecore.compute``.
 
     Args:
-        function: plain Python over operations of torch or NumPy on its tensors; it returns one or
-            several of them.
+        function: plain Python over operations of torch or NumPy on its tensors, or a module of
+            torch; it returns one or several of them.
         target: what to compile for, as in ``tilelang.jit``.
         dynamic: whether kernels serve sizes that vary. None: the first two sets of sizes get
             kernels of their own, then extents that differed vary. True: all extents, from the first

@@ -248,6 +248,27 @@ def _layer_norm(
     return found if bias is None else pointwise("add", found, bias, span=span)
 
 
+def _batch_norm(
+    span: SourceSpan, x: Node, mean: Node, var: Node, weight: Node | None = None,
+    bias: Node | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
+) -> Node:  # fmt: skip
+    """Return it scaled by known statistics of each channel, axis 1."""
+    _ = momentum
+    if training or mean is None or var is None:
+        raise UnsupportedSyntax(
+            expected="a batch norm of known statistics", found="one that changes them",
+            hint="call the module's eval() before",
+        )  # fmt: skip
+    channels = (x.shape[1], *(1,) * (len(x.shape) - 2))
+    mean, var = (graph.reshaped(part, channels, span) for part in (mean, var))
+    scale = pointwise("rsqrt", pointwise("add", var, float(eps), span=span), span=span)
+    found = pointwise("mul", pointwise("sub", x, mean, span=span), scale, span=span)
+    for op, part in (("mul", weight), ("add", bias)):
+        if part is not None:
+            found = pointwise(op, found, graph.reshaped(part, channels, span), span=span)
+    return found
+
+
 def _rms_norm(
     span: SourceSpan, x: Node, normalized_shape: Sequence[int], weight: Node | None = None,
     eps: float | None = None,
@@ -489,6 +510,7 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType({
     "square": _square, "reciprocal": _reciprocal, "to": _to, "type": _to, "astype": _to,
     "float": _as("float32"), "half": _as("float16"), "bfloat16": _as("bfloat16"),
     "softmax": _softmax, "log_softmax": _log_softmax, "layer_norm": _layer_norm,
+    "batch_norm": _batch_norm,
     "rms_norm": _rms_norm, "matmul": _matmul, "linear": _linear, "addmm": _addmm,
     "scaled_dot_product_attention": _attention, "einsum": _einsum, "transpose": views.transpose,
     "t": views.turned, "permute": views.permute, "reshape": views.reshape,

@@ -69,6 +69,7 @@ class Traced:
     """A tensor of a computation that is being read: shapes and element types, no elements."""
 
     __array_priority__ = 1000
+    is_nested = is_sparse = is_quantized = False  # which torch's modules ask for
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -96,6 +97,11 @@ class Traced:
         if _device.get() is None:
             raise _unknown("Tensor.device")
         return _device.get()
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether the tensors of the call are on a GPU, as torch has it."""
+        return bool(self.device.type == "cuda")
 
     @property
     def T(self) -> Traced:
