@@ -227,9 +227,8 @@ def called(
     if known is None or _is_of_torch(own, args, kwargs):
         of_torch = function or _method(bare, args, kwargs)
         if of_torch is None and known is not None:
-            raise TypeMismatch(
-                expected=f"`{bare}` of {', '.join(FLOATS)}", found="others", span=span
-            )
+            others = ", ".join(_kinds((*args, *kwargs.values())))
+            raise TypeMismatch(expected=f"`{bare}` of {', '.join(FLOATS)}", found=others, span=span)
         if of_torch is None:
             raise _unknown(name)
         try:
@@ -254,12 +253,16 @@ def _is_of_torch(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> b
     given = (*args, *kwargs.values())
     if (name in ("max", "min") and "dim" in kwargs) or (name == "to" and _is_exact(given)):
         return True
-    nodes = [v.node for v in given if isinstance(v, Traced)]
-    kinds = {n.dtype for n in nodes if n.kind != "pointwise"}
-    held = [v for v in given if not isinstance(v, Traced) and is_tensor(v)]
-    kinds |= {str(v.dtype).removeprefix("torch.") for v in held}
-    kinds -= set(FLOATS)
+    kinds = _kinds(given)
     return bool(kinds - {"bool"} if name in OF_TRUTH else kinds)
+
+
+def _kinds(given: Sequence[Any]) -> set[str]:
+    """Return the element types of tensors that no kernel computes with."""
+    nodes = [v.node for v in given if isinstance(v, Traced)]
+    held = [v for v in given if not isinstance(v, Traced) and is_tensor(v)]
+    found = {n.dtype for n in nodes if n.kind != "pointwise"}
+    return (found | {str(v.dtype).removeprefix("torch.") for v in held}) - set(FLOATS)
 
 
 def _says_correction(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
