@@ -71,6 +71,7 @@ def _others() -> Iterator[Shape]:
     }, 4  # fmt: skip
     for causal in (False, True):
         yield "attention", _attention(1, 32, 8, 8192, 128, causal, "float16"), 3
+    yield "attention", _attention(1, 40, 40, 2048, 128, True, "float16"), 3  # few waves of blocks
 
 
 def _attention(

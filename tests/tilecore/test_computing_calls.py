@@ -98,6 +98,15 @@ def test_one_call_has_all_its_results():
     assert torch.equal(indices, x.topk(2).indices)
 
 
+def test_what_is_returned_as_it_came_is_no_result():
+    def function(x):
+        return torch.atleast_2d(x, x[0])  # the first one as it is
+
+    found = tilecore.compute(function)(torch.eye(3))
+    assert [tuple(t.shape) for t in found] == [(3, 3), (1, 3)]
+    torch.testing.assert_close(found[1], torch.eye(3)[:1])
+
+
 def test_sizes_vary_around_what_is_joined():
     @tilecore.compute
     def grown(cache, new, q):

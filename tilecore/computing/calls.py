@@ -6,6 +6,7 @@ draw random numbers, change what they are given, or return what only elements de
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -84,10 +85,11 @@ def called(
         ) from error
 
     def result(tensor: Any) -> Node:
+        place = next(places)
         known = next((n for n, t in zip(nodes, given, strict=True) if t is tensor), None)
-        return known or _node(call, nodes, tuple(tensor.shape), _dtype(tensor), span, next(places))
+        return known or _node(call, nodes, tuple(tensor.shape), _dtype(tensor), span, place)
 
-    places = iter(range(10**6))
+    places = itertools.count()
     return _mapped(found, torch.Tensor, result)
 
 
@@ -161,7 +163,7 @@ def _call(
 def _node(
     call: Call, nodes: Sequence[Node], shape: Shape, dtype: str, span: SourceSpan, place: int
 ) -> Node:
-    if not all(varies(n) for n in shape) and 0 in [n for n in shape if not varies(n)]:
+    if any(not varies(n) and n == 0 for n in shape):
         raise ShapeMismatch(what=call.name, expected="elements", found=f"shape {shape}", span=span)
     attrs = MappingProxyType({"call": call, "place": place})
     return Node("call", call.name, tuple(nodes), shape, dtype, attrs, span)
