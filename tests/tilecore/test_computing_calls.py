@@ -166,6 +166,14 @@ def test_repeated_tensors(function):
     agrees(function, torch.randn(1, 2, 4, 8))
 
 
+def test_a_function_may_ask_what_a_tensor_has():
+    def function(x):
+        known = [name for name in ("jax", "cumsum", "shape") if hasattr(x, name)]
+        return x * len(known)
+
+    agrees(function, torch.randn(3))
+
+
 @pytest.mark.parametrize("name", ["grad", "requires_grad", "data"])
 def test_what_is_no_method_is_told(name):
     with pytest.raises(UnsupportedSyntax, match=f"`Tensor.{name}`"):

@@ -383,9 +383,13 @@ def _is_own(module: str) -> bool:
     return any(module == name or module.startswith(f"{name}.") for name in OWN)
 
 
+class _Unknown(UnsupportedSyntax, AttributeError):
+    """A function or method that there is not; ``hasattr`` says so."""
+
+
 def _unknown(name: str) -> UnsupportedSyntax:
     known = ", ".join(sorted(FUNCTIONS))
-    return UnsupportedSyntax(
+    return _Unknown(
         expected="a function that computations know, or one of torch's", found=f"`{name}`",
         span=_caller(), hint=f"known are {known}",
     )  # fmt: skip
