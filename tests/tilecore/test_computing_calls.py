@@ -107,6 +107,24 @@ def test_what_is_returned_as_it_came_is_no_result():
     torch.testing.assert_close(found[1], torch.eye(3)[:1])
 
 
+@pytest.mark.parametrize("rotated", [4, 8])
+def test_parts_without_elements_are_left_out_of_what_is_joined(rotated):
+    """Models that turn a part of each head turn all of it in some configurations."""
+
+    def partly(x, y):
+        return torch.cat([x[..., :rotated] * 2, y[..., :0], x[..., rotated:]], -1) + y
+
+    agrees(partly, torch.randn(3, 8), torch.randn(3, 8))
+    for function in (lambda x: x[3:], lambda x: x[:0] + 1, lambda x: (x[:0].sum(), x)):
+        with pytest.raises(ShapeMismatch, match="expected elements"):
+            tilecore.compute(function)(torch.randn(3, 8))
+
+
+def test_keys_of_one_head_are_those_of_all():
+    q, k, v = torch.randn(2, 4, 5, 16), torch.randn(2, 1, 7, 16), torch.randn(2, 1, 7, 16)
+    agrees(F.scaled_dot_product_attention, q, k, v)
+
+
 def test_sizes_vary_around_what_is_joined():
     @tilecore.compute
     def grown(cache, new, q):

@@ -104,9 +104,13 @@ def joined(name: str, tensors: Sequence[Node], dim: int, span: SourceSpan) -> No
 
     if not tensors or not all(isinstance(t, Node) for t in tensors):
         raise TypeMismatch(expected=f"`{name}` of tensors", found=f"{tensors!r}", span=span)
+    whole = [t for t in tensors if 0 not in t.shape] if name == "cat" else tensors
+    if len(whole) == 1:
+        return whole[0]
     if len({t.dtype for t in tensors}) > 1:  # torch knows which one the result has
         found: Node = called(name, getattr(torch, name), (list(tensors), dim), {}, span)
         return found
+    tensors = whole or tensors
     first, rank = tensors[0].shape, len(tensors[0].shape)
     is_new = name == "stack"
     axis = dim + rank + is_new if dim < 0 else dim

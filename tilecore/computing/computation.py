@@ -30,7 +30,7 @@ from tilecore.computing.plan import (
     function_of,
     recommended,
 )
-from tilecore.computing.tensor import Traced, input_of, reading
+from tilecore.computing.tensor import Traced, input_of, need_elements, reading
 from tilecore.computing.text import Program
 from tilecore.computing.varying import Family, Layout, layouts_of
 from tilecore.errors import TypeMismatch
@@ -254,6 +254,7 @@ class Computation:
                 found=type(returned).__name__,
             )
         roots = [r.node for r in found]
+        need_elements(*roots)
         for node in roots:
             if node.dtype == "bool" and node.kind == "pointwise":
                 raise TypeMismatch(

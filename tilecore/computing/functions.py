@@ -374,6 +374,7 @@ def attention(
     if shared[0] is not k and shared[0].shape[:-2] == shared[1].shape[:-2]:
         (k, v), is_grouped = shared, True
     lead, key_lead = q.shape[:-2], k.shape[:-2]
+    is_grouped = is_grouped or (len(lead) == len(key_lead) and key_lead[-1:] == (1,))
     if is_grouped and lead and key_lead and key_lead[-1] and lead[-1] % key_lead[-1] == 0:
         key_lead = (*key_lead[:-1], lead[-1])
     fits = lead == key_lead and k.shape[:-1] == v.shape[:-1] and q.shape[-1] == k.shape[-1]

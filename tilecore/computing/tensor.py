@@ -221,6 +221,8 @@ def called(
     span = _caller()
     bare = name[2:-2] if name.startswith("__") else name  # add_, in place, is none of them
     own = ALIASES.get(bare, bare)
+    if own != "cat":
+        need_elements(*(v.node for v in (*args, *kwargs.values()) if isinstance(v, Traced)))
     known = FUNCTIONS.get(own)
     if own in ("var", "std") and _device.get() is not None and not _says_correction(args, kwargs):
         kwargs = {**kwargs, "correction": 1}  # of NumPy it is 0
@@ -244,6 +246,19 @@ def called(
     except TileError as error:
         raise error.at(span) from None
     return _traced(found)
+
+
+def need_elements(*nodes: Node) -> None:
+    """Refuse parts of tensors that have no elements: joined to others they are left out.
+
+    Raises:
+        ShapeMismatch: one of them has none (TC201).
+    """
+    for node in nodes:
+        if 0 in node.shape:
+            raise ShapeMismatch(
+                what=node.op, expected="elements", found=f"shape {node.shape}", span=node.span
+            )
 
 
 def _is_of_torch(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -363,8 +378,6 @@ def _part(x: Node, index: Any, span: SourceSpan) -> Node:
                 expected=f"integers, slices and None that lie in shape {x.shape}",
                 found=f"[{index!r}]", span=span,
             )  # fmt: skip
-    if 0 in shape:
-        raise ShapeMismatch(what="slice", expected="elements", found=f"[{index!r}]", span=span)
     return sliced(x, tuple(entries), tuple(shape), span)
 
 
