@@ -63,7 +63,7 @@ CASES = {
         lambda n, m: (R(2, 4, 1, 32), R(2, 4, 2000, 32)[:, :, : n * 9]),
     ),
     "means": (lambda x: x.mean(1), lambda n, m: (R(m, n, 40),)),
-    "whole": (lambda x: x.sum(), lambda n, m: (R(m, n, 40),)),
+    "whole": (lambda x: (x * x).sum(), lambda n, m: (R(m, n, 40),)),
     "flat": (
         lambda x, w: (x.flatten(0, 1) @ w).reshape(x.shape[0], -1, 96).transpose(0, 1),
         lambda n, m: (R(m, n, 64), W),

@@ -1,0 +1,112 @@
+"""Models of Hugging Face's transformers as computations: do they compile, and do results agree?
+
+    python benchmarks/hugging_face.py [NAME ...]
+
+Needs the package transformers (``pip install transformers``; a peer, no dependency). Each model is
+made from its configuration with one layer and small sizes, random weights, and is called on two
+rows of seven tokens or an image of 32 x 32: once by torch, once as ``tilecore.compute`` has it, on
+the CPU in float32. Printed: kernels of ours, what torch computes between them, or what is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import os
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import transformers
+
+import tilecore
+from tilecore.computing.plan import Called
+
+SMALL = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4,
+}  # fmt: skip
+TEXT = {**SMALL, "vocab_size": 100, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+GROUPED = {**TEXT, "num_key_value_heads": 2}
+IMAGE = {**SMALL, "image_size": 32, "patch_size": 8}
+OF_GROUPS = (
+    "Llama", "Mistral", "Qwen2", "Phi3", "StableLm", "Cohere", "Olmo2", "Granite", "Starcoder2",
+    "Nemotron",
+)  # fmt: skip
+OF_WIDE_HEADS = ("Gemma", "Gemma2", "Gemma3Text", "Qwen3")
+PLAIN = ("Phi", "GPTNeoX", "Falcon", "Roberta", "Bert", "ModernBert", "Albert", "Electra")
+TEXTS: Mapping[str, Mapping[str, Any]] = {
+    **dict.fromkeys(OF_GROUPS, GROUPED),
+    **{name: {**GROUPED, "head_dim": 16} for name in OF_WIDE_HEADS},
+    **dict.fromkeys(PLAIN, TEXT),
+    "GPT2": {"n_embd": 64, "n_layer": 1, "n_head": 4, "vocab_size": 100},
+    "Bloom": {"hidden_size": 64, "n_layer": 1, "n_head": 4, "vocab_size": 100},
+    "OPT": {**TEXT, "ffn_dim": 128, "word_embed_proj_dim": 64},
+    "DistilBert": {"dim": 64, "hidden_dim": 128, "n_layers": 1, "n_heads": 4, "vocab_size": 100},
+    "T5Encoder": {
+        "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 1, "num_heads": 4, "vocab_size": 100,
+    },
+    "Mamba": {"hidden_size": 64, "num_hidden_layers": 1, "vocab_size": 100, "state_size": 8},
+    "Mixtral": {**GROUPED, "num_local_experts": 4},
+    "DeepseekV3": {
+        **TEXT, "num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 4,
+        "first_k_dense_replace": 1, "moe_intermediate_size": 32, "n_group": 1, "topk_group": 1,
+        "num_experts_per_tok": 2,
+    },
+}  # fmt: skip
+IMAGES: Mapping[str, Mapping[str, Any]] = {
+    **dict.fromkeys(("ViT", "CLIPVision", "Dinov2", "SiglipVision"), IMAGE),
+    "ResNet": {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1]},
+    "ConvNext": {"hidden_sizes": [16, 32], "depths": [1, 1], "num_stages": 2},
+    "Swin": {
+        "embed_dim": 16, "depths": [1, 1], "num_heads": [2, 2], "image_size": 32, "patch_size": 2,
+        "window_size": 4,
+    },
+}  # fmt: skip
+
+
+def model_of(name: str, config: Mapping[str, Any]) -> Any:
+    """Return a model with random weights, for inference."""
+    made = getattr(transformers, f"{name.removesuffix('Encoder')}Config")(**config)
+    return getattr(transformers, f"{name}Model")(made).eval()
+
+
+def outcome(model: Any, given: Mapping[str, Any]) -> str:
+    """Return what became of a model, as cells of a table."""
+    if "use_cache" in inspect.signature(model.forward).parameters:
+        given = {**given, "use_cache": False}
+    computation = tilecore.compute(lambda **kwargs: model(**kwargs).last_hidden_state)
+    wanted = model(**given).last_hidden_state
+    try:
+        found = computation(**given)
+    except tilecore.errors.TileError as error:
+        return f"refused: {error.code} {error.message} | |"
+    largest = (found - wanted).abs().max() / wanted.abs().max()
+    plan = computation.plan(**given)
+    calls = [step.node.op for step in plan.steps if isinstance(step, Called)]
+    kinds = ", ".join(f"{op} ({calls.count(op)})" for op in dict.fromkeys(calls))
+    return f"largest difference {largest:.1e} of the largest element | {len(plan.stages)} | {kinds}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    names = parser.parse_args().names
+    transformers.logging.set_verbosity_error()
+    torch.manual_seed(0)
+    tokens = {"input_ids": torch.randint(0, 100, (2, 7))}
+    image = {"pixel_values": torch.randn(1, 3, 32, 32)}
+    print(f"transformers {transformers.__version__}, torch {torch.__version__}")
+    print("| model | outcome | kernels | computed by torch |\n|---|---|---|---|")
+    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+        os.environ["TILECORE_DATA_DIR"] = folder
+        for models, given in ((TEXTS, tokens), (IMAGES, image)):
+            for name, config in models.items():
+                if not names or name in names:
+                    cells = outcome(model_of(name, config), given)
+                    print(f"| {name} | {cells} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
