@@ -13,9 +13,6 @@ has to do. Nothing runs: memory, clocks and what blocks share are not in these f
 from __future__ import annotations
 
 import argparse
-import heapq
-import math
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -47,41 +44,23 @@ def launch_of(func: PrimFunc) -> KernelLaunch:
     return launch
 
 
-def end_of(costs: Sequence[float], workers: int) -> float:
-    """Return when the last block ends, over the mean."""
-    free = [0.0] * workers
-    for cost in costs:
-        heapq.heapreplace(free, free[0] + cost)
-    return max(free) * workers / math.fsum(costs)
-
-
 def figures(target: GpuTarget, heads: int, rows: int) -> str:
     """Return a row of the table."""
     func, block = attention(heads, rows)
-    tiles = -(-rows // block)
-    costs = np.arange(1, tiles + 1) + persistent.STEPS_OF_TILE
+    grid = (-(-rows // block), heads, 1)
+    costs = np.arange(1, grid[0] + 1) + persistent.STEPS_OF_TILE
     workers = target.multiprocessors
+    mean = costs.sum() * heads / workers
     section = max(1, panels.rows_of_section(launch_of(func), target))
-    ordered = [
-        cost
-        for first in range(0, heads, section)
-        for cost in np.repeat(costs[::-1], min(section, heads - first)).tolist()
-    ]
-    before = end_of(np.tile(costs, heads).tolist(), workers)
-    after = end_of(ordered, workers)
+    before, after = (
+        persistent.end_of_last(persistent.sequence(of, grid, together), workers) / mean
+        for of, together in ((costs, 0), (costs[::-1], section))
+    )
     stays = ""
     if target.has_wgmma:
         order = persistent.order_of(launch_of(panels.run(func, target)), target)
-        stays = "no"
-        if order is not None:
-            across = (
-                np.repeat(costs[::-1], heads) if order.is_across else np.tile(costs[::-1], heads)
-            )
-            waves = np.zeros((-(-len(across) // workers), workers))
-            waves.ravel()[: len(across)] = across
-            if order.is_turning:
-                waves[1::2] = waves[1::2, ::-1].copy()
-            stays = f"{waves.sum(0).max() * workers / across.sum():.3f}"
+        most = order and persistent.busiest(costs[::-1], grid, workers, order) / mean
+        stays = "no" if most is None else f"{most:.3f}"
     cells = (f"{heads} x {rows}", section, f"{before:.3f}", f"{after:.3f}", stays)
     return f"| {target.device} | {' | '.join(map(str, cells))} |"
 

@@ -186,15 +186,15 @@ def order_of(launch: KernelLaunch, target: GpuTarget) -> Order | None:
         for across in ((True, False) if is_kept else (False,)) for turns in (False, True)
     ]  # fmt: skip
     workers = target.multiprocessors
-    busiest = [_busiest(costs, grid, workers, order) for order in orders]
-    best, tiles = int(np.argmin(busiest)), _sequence(costs, grid, _rows(launch))
+    most = [busiest(costs, grid, workers, order) for order in orders]
+    best, tiles = int(np.argmin(most)), sequence(costs, grid, _rows(launch))
     mean = float(tiles.sum()) / workers
-    if busiest[best] <= MOST_UNEVEN * mean or busiest[best] <= _last(tiles, workers):
+    if most[best] <= MOST_UNEVEN * mean or most[best] <= end_of_last(tiles, workers):
         return orders[best]
     return None
 
 
-def _busiest(costs: Any, grid: Sequence[int], workers: int, order: Order) -> float:
+def busiest(costs: Any, grid: Sequence[int], workers: int, order: Order) -> float:
     """Return what the worker with most to do has to; ``costs`` are by the first index."""
     others = math.prod(grid[1:])
     tiles = np.repeat(costs, others) if order.is_across else np.tile(costs, others)
@@ -205,7 +205,7 @@ def _busiest(costs: Any, grid: Sequence[int], workers: int, order: Order) -> flo
     return float(waves.sum(0).max())
 
 
-def _sequence(costs: Any, grid: Sequence[int], rows: int) -> Any:
+def sequence(costs: Any, grid: Sequence[int], rows: int) -> Any:
     """Return the costs of the blocks of a grid in the order in which they begin."""
     if rows <= 0:
         return np.tile(costs, math.prod(grid[1:]))
@@ -213,7 +213,7 @@ def _sequence(costs: Any, grid: Sequence[int], rows: int) -> Any:
     return np.tile(np.concatenate(panels), math.prod(grid[2:]))
 
 
-def _last(tiles: Any, workers: int) -> float:
+def end_of_last(tiles: Any, workers: int) -> float:
     """Return when the last of tiles ends, of which each goes to the worker that is free first."""
     if len(tiles) > MOST_WAVES * workers:
         return 0.0  # they end together

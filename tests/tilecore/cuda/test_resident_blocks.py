@@ -275,11 +275,11 @@ def test_heads_run_together_whose_keys_stay_in_l2(target, rows):
 def test_blocks_of_equal_rows_of_all_heads_begin_together():
     """Multiprocessors that take the next block when they are free end at nearly the same time."""
     costs = np.arange(16.0, 0.0, -1.0)
-    by_head, together = (persistent._sequence(costs, (16, 40, 1), rows) for rows in (0, 40))
+    by_head, together = (persistent.sequence(costs, (16, 40, 1), rows) for rows in (0, 40))
     assert sorted(by_head) == sorted(together)
     mean = by_head.sum() / 132
-    assert persistent._last(by_head, 132) > 1.2 * mean
-    assert persistent._last(together, 132) < 1.05 * mean
+    assert persistent.end_of_last(by_head, 132) > 1.2 * mean
+    assert persistent.end_of_last(together, 132) < 1.05 * mean
 
 
 @pytest.mark.few(1)
