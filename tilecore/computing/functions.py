@@ -28,7 +28,8 @@ ALIASES: Mapping[str, str] = MappingProxyType({
     "absolute": "abs", "negative": "neg", "subtract": "sub", "multiply": "mul",
     "divide": "div", "true_divide": "div", "truediv": "div", "power": "pow", "less": "lt",
     "less_equal": "le", "greater": "gt", "greater_equal": "ge", "equal": "eq", "not_equal": "ne",
-    "mm": "matmul", "bmm": "matmul", "clip": "clamp", "concat": "cat", "concatenate": "cat",
+    "mm": "matmul", "bmm": "matmul", "_grouped_mm": "grouped_mm",
+    "clip": "clamp", "concat": "cat", "concatenate": "cat",
     "swapaxes": "transpose", "view": "reshape", "float_power": "pow",
     **{f"bitwise_{op}": f"logical_{op}" for op in LOGIC}, "and": "logical_and",
     "or": "logical_or", "xor": "logical_xor", "invert": "logical_not",
@@ -332,6 +333,22 @@ def _addmm(
     return pointwise("add", found, scaled, span=span)
 
 
+def _grouped_mm(
+    span: SourceSpan, mat_a: Node, mat_b: Node, *, offs: Any = None, bias: Any = None,
+    out_dtype: Any = None,
+) -> Any:  # fmt: skip
+    if offs is None and bias is None and len(mat_a.shape) == len(mat_b.shape) == 3:
+        found = _matmul(span, mat_a, mat_b)
+    elif bias is None and isinstance(offs, Node) and (len(mat_a.shape), len(mat_b.shape)) == (2, 3):
+        found = graph.grouped(mat_a, mat_b, offs, span)
+    else:
+        import torch
+
+        given, options = (mat_a, mat_b), {"offs": offs, "bias": bias, "out_dtype": out_dtype}
+        return calls.called("grouped_mm", torch.nn.functional.grouped_mm, given, options, span)
+    return found if out_dtype is None else _to(span, found, out_dtype)
+
+
 def _attention(
     span: SourceSpan, query: Node, key: Node, value: Node, attn_mask: Node | None = None,
     dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
@@ -490,7 +507,7 @@ def _as(dtype: str) -> Function:
 # Functions of tensors of any element type, and those of truth.
 OF_ALL = (
     "transpose", "t", "permute", "reshape", "unsqueeze", "squeeze", "flatten", "chunk", "split",
-    "contiguous", "clone", "detach", "cat", "stack", "expand", "broadcast_to",
+    "contiguous", "clone", "detach", "cat", "stack", "expand", "broadcast_to", "grouped_mm",
 )  # fmt: skip
 OF_TRUTH = (
     "where", "masked_fill", "scaled_dot_product_attention", "float", "half", "bfloat16",
@@ -513,6 +530,7 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType({
     "softmax": _softmax, "log_softmax": _log_softmax, "layer_norm": _layer_norm,
     "batch_norm": _batch_norm,
     "rms_norm": _rms_norm, "matmul": _matmul, "linear": _linear, "addmm": _addmm,
+    "grouped_mm": _grouped_mm,
     "scaled_dot_product_attention": _attention, "einsum": _einsum, "transpose": views.transpose,
     "t": views.turned, "permute": views.permute, "reshape": views.reshape,
     "unsqueeze": views.unsqueeze, "squeeze": views.squeeze, "flatten": views.flatten,

@@ -21,9 +21,10 @@ from tilecore.computing.graph import (
     reduced,
     rewritten,
 )
+from tilecore.computing.halves import in_halves
 from tilecore.computing.parts import in_parts
 
-CORES = ("product", "attention")
+CORES = ("product", "grouped", "attention")
 WITHOUT_KERNEL = ("input", "view", "call")
 
 
@@ -105,11 +106,13 @@ class Group:
         """Return whether a product reads the same rows as the one that is there."""
         if not self.takes_twin or self.core is None or self.twin is not None:
             return False
-        if self.core.kind != "product" or node.kind != "product":
+        if node.kind != self.core.kind or node.kind == "attention":
             return False
-        (a, b), (other, last) = node.producers, self.core.producers
-        is_turned = [product.attrs["trans_a"] for product in (node, self.core)]
-        return a is other and is_turned[0] == is_turned[1] and b.shape[:-2] == last.shape[:-2]
+        (a, b, *ends), (other, last, *ends_of_last) = node.producers, self.core.producers
+        is_turned = [product.attrs.get("trans_a") for product in (node, self.core)]
+        if a is not other or is_turned[0] != is_turned[1] or ends != ends_of_last:
+            return False
+        return b.shape[:-2] == last.shape[:-2]
 
     @property
     def operands(self) -> list[Node]:
@@ -127,10 +130,13 @@ def domain(root: Node) -> Shape:
 def steps(roots: Sequence[Node], joins_products: bool) -> tuple[list[Group | Node], list[Node]]:
     """Return inputs, kernels, views and calls in an order in which they can run, and the results.
 
-    ``joins_products``: two products of one left operand that meet in an expression are one kernel.
+    ``joins_products``: two products of one left operand that meet in an expression are one kernel,
+    also where they are written as the halves of one.
     """
     roots = merged(rewritten(rewritten(roots, _with_attention), _without_softmax))
     roots = merged(in_parts(roots))
+    if joins_products:
+        roots = merged(in_halves(roots))
     nodes = ordered(roots)
     users, results = consumers(nodes), set(roots)
     owner: dict[Node, Group] = {}

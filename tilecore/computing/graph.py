@@ -23,7 +23,8 @@ OF_INTEGERS = ("add", "sub", "mul", "pow", "maximum", "minimum", "neg", "abs")  
 FEW_ROWS, LONG_ROW = 64, 8192  # fewer rows and longer ones are reduced in parts
 MOST_OF_ROW, LEAST_OF_ROW = 4096, 63
 Kind = Literal[
-    "input", "pointwise", "reduce", "softmax", "product", "attention", "view", "call", "joined",
+    "input", "pointwise", "reduce", "softmax", "product", "grouped", "attention", "view", "call",
+    "joined",
 ]  # fmt: skip
 Shape = tuple[Any, ...]  # of integers, and of extents that vary (``extents.Extent``)
 
@@ -224,6 +225,34 @@ def product(
     lead = broadcast("matrix product", [a.shape[:-2], b.shape[:-2]], span)
     attrs = MappingProxyType({"trans_a": trans_a, "trans_b": trans_b})
     return Node("product", "product", (a, b), (*lead, m, n), a.dtype, attrs, span)
+
+
+def grouped(a: Node, b: Node, ends: Node, span: SourceSpan) -> Node:
+    """Return the products of groups of the rows of (M, K) with the matrices of (E, K, N).
+
+    ``ends``: behind which row each group ends, (E,) of int32; rows behind the last are undefined.
+
+    Raises:
+        ShapeMismatch: E or K differ (TC201).
+        TypeMismatch: the element types differ, or are none of numbers; ends are no int32 (TC202).
+    """
+    need_floats("grouped_mm", a, b, span=span)
+    b, trans_b = _upright(b, False)
+    depth, columns = _last(b, trans_b)
+    wanted = (b.shape[0], a.shape[1])
+    if (*ends.shape, depth) != wanted:
+        raise ShapeMismatch(
+            what="grouped_mm", expected=f"offs of shape ({wanted[0]},) and K = {wanted[1]}",
+            found=f"{ends.shape} and K = {depth}", span=span,
+        )  # fmt: skip
+    if a.dtype != b.dtype or ends.dtype != "int32":
+        raise TypeMismatch(
+            expected="matrices of one element type, and offs of int32",
+            found=f"{a.dtype}, {b.dtype}, and {ends.dtype}", span=span,
+        )  # fmt: skip
+    attrs = MappingProxyType({"trans_b": trans_b})
+    shape = (a.shape[0], columns)
+    return Node("grouped", "grouped_mm", (a, b, ends), shape, a.dtype, attrs, span)
 
 
 def _upright(x: Node, trans: bool) -> tuple[Node, bool]:

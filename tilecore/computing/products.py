@@ -267,23 +267,36 @@ def _target(
     return tuple(shape[axis] for axis in order), ", ".join(index[axis] for axis in order)
 
 
-def _epilogue(
-    group: Group, names: Names, cores: Mapping[Node, str], row: str, column: str, extents: str
-) -> list[str]:
-    """Return the lines that turn products in fragments into the root, in place of the first."""
-    root, place = group.root, next(iter(cores.values()))
-    if root in cores:
-        return []
+def elements_of(
+    group: Group, names: Names, cores: Mapping[Node, str], row: str, column: str
+) -> tuple[list[str], str]:
+    """Return the lines that turn elements of products into one of the root, and its text.
+
+    ``cores``: the text of an element, by product.
+    """
+    root = group.root
     rows, columns = root.shape[:-1], root.shape[-1]
-    loop = Loop(group, names, {core: f"{c}[i, j]" for core, c in cores.items()})
+    loop = Loop(group, names, dict(cores))
     read = {p for member in group.members if member not in cores for p in member.producers}
     for node in group.operands:
         if node in read:
             at = names.places.read(node)
             loop.known[node] = names.element(node, at, rows, columns, row, column)
     loop.compute(root)
+    return loop.lines, loop.known[root]
+
+
+def _epilogue(
+    group: Group, names: Names, cores: Mapping[Node, str], row: str, column: str, extents: str
+) -> list[str]:
+    """Return the lines that turn products in fragments into the root, in place of the first."""
+    place = next(iter(cores.values()))
+    if group.root in cores:
+        return []
+    elements = {core: f"{c}[i, j]" for core, c in cores.items()}
+    lines, value = elements_of(group, names, elements, row, column)
     return [
         f"    for i, j in T.Parallel({extents}):",
-        *(f"        {line}" for line in loop.lines),
-        f"        {place}[i, j] = {loop.known[root]}",
+        *(f"        {line}" for line in lines),
+        f"        {place}[i, j] = {value}",
     ]

@@ -203,7 +203,7 @@ def formula(node: Node, args: Sequence[str]) -> str:
 
 def program(
     group: Group, name: str, names: Names, output: Shape, knobs: str, body: str,
-    space: Mapping[str, tuple[int, ...]] | None = None,
+    space: Mapping[str, tuple[int, ...]] | None = None, helpers: str = "",
 ) -> Program:  # fmt: skip
     """Return the program of a group: a module with one function that makes it.
 
@@ -215,6 +215,7 @@ def program(
         knobs: parameters of the function.
         body: of the program.
         space: values to choose from, by knob; None: the recommender's own.
+        helpers: text of functions that the body calls.
     """
     out = Parameter("out", group.root, Place(group.root, 0, output, row_major(output)))
     arguments = "".join(f"        {p.name}: {p.annotation},\n" for p in (*names.inputs, out))
@@ -222,7 +223,7 @@ def program(
     end = f"{body}\n    return {name}_program\n"
     head = (
         "import tilecore as tilelang\nimport tilecore.language as T\n\n\n"
-        f"@tilelang.jit(out_idx=[-1])\ndef {name}({knobs}):\n"
+        f"{helpers}@tilelang.jit(out_idx=[-1])\ndef {name}({knobs}):\n"
     )
     given = [n for p in names.inputs for n in (*p.place.shape, *p.place.strides)]
     extents = [n for n in (*given, *output) if varies(n)]
