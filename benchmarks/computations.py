@@ -3,15 +3,18 @@
     python -m benchmarks.computations [--match REGEX] [--rounds 9] [--threads 1 2] [--tune N]
         [--json FILE]
 
-torch eager, torch.compile and ours, interleaved, each with new outputs per call: one thread by
-thread CPU time, several by wall time; medians, ratios torch / ours. Every result is checked against
-the function in float64 first. ``--tune N`` measures N configs per kernel before.
+torch eager, torch.compile (nan: it refuses the function) and ours, interleaved, each with new
+outputs per call: one thread by thread CPU time, several by wall time; medians, ratios torch / ours.
+Every result is checked against the function in float64 first. ``--tune N`` measures N configs per
+kernel before.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
+import math
 import os
 import re
 import statistics
@@ -36,7 +39,7 @@ Function = Callable[..., Any]
 
 def _widened(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return value.double()
+        return value.double() if value.is_floating_point() else value
     return {k: _widened(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
@@ -68,6 +71,28 @@ def decoded(
     keys = keys.reshape(batch, heads * count, rows, width)
     scores = q @ keys.transpose(2, 3) * width**-0.5 + mask
     return F.softmax(scores, -1, dtype=torch.float32).to(q.dtype) @ keys
+
+
+def mixture(
+    x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, w13: torch.Tensor, w2: torch.Tensor
+) -> torch.Tensor:
+    """Return what the experts ``ids`` make of each token, weighted, as transformers has it."""
+    count, chosen = w13.shape[0], ids.shape[1]
+    sorted_ids, order = torch.sort(ids.reshape(-1))
+    rows = x[order // chosen]
+    if x.dtype == torch.float64:  # of which torch has no grouped products
+        parts = []
+        for e in range(count):
+            gate, up = F.linear(rows[sorted_ids == e], w13[e]).chunk(2, -1)
+            parts.append(F.linear(F.silu(gate) * up, w2[e]))
+        y = torch.cat(parts)
+    else:
+        of_each = torch.histc(sorted_ids.float(), bins=count, min=0, max=count - 1)
+        ends = torch.cumsum(of_each, 0, dtype=torch.int32)
+        gate, up = F.grouped_mm(rows, w13.transpose(-2, -1), offs=ends).chunk(2, -1)
+        y = F.grouped_mm(F.silu(gate) * up, w2.transpose(-2, -1), offs=ends)
+    y = y * weights.reshape(-1)[order][:, None]
+    return y[torch.argsort(order)].reshape(x.shape[0], chosen, -1).sum(1)
 
 
 def cases() -> dict[str, tuple[Function, tuple[Any, ...]]]:
@@ -112,6 +137,7 @@ def cases() -> dict[str, tuple[Function, tuple[Any, ...]]]:
             lambda *qkv: F.scaled_dot_product_attention(*qkv, enable_gqa=True),
             tuple(r(1, heads, n, 128).bfloat16() for heads, n in ((32, 1), (8, 2048), (8, 2048))),
         ),
+        **experts("", torch.float32), **experts(" bfloat16", torch.bfloat16),
         **rotary("", torch.float32), **rotary(" bfloat16", torch.bfloat16),
         "decoding by hand, a cache that grows, 32 heads of 8, 2048x128": (
             decoded, (r(1, 32, 1, 128), r(1, 8, 2047, 128), r(1, 8, 1, 128), r(1, 1, 1, 2048))
@@ -124,6 +150,19 @@ def cases() -> dict[str, tuple[Function, tuple[Any, ...]]]:
         ),
         "block 2x256x512": (block.function, (r(2, 256, 512), weights(512, 1376))),
     }  # fmt: skip
+
+
+def experts(kind: str, dtype: torch.dtype) -> dict[str, tuple[Function, tuple[Any, ...]]]:
+    """Return layers of 8 wide and of 128 narrow experts for one token, some and many."""
+    found: dict[str, tuple[Function, tuple[Any, ...]]] = {}
+    for count, chosen, width in ((8, 2, 2048), (128, 8, 384)):
+        w13 = (torch.randn(count, 2 * width, 1024) / 32).to(dtype)
+        w2 = (torch.randn(count, 1024, width) / width**0.5).to(dtype)
+        for tokens in (1, 16, 256):
+            weights, ids = torch.randn(tokens, count).softmax(-1).topk(chosen, -1)
+            given = (torch.randn(tokens, 1024).to(dtype), weights.to(dtype), ids, w13, w2)
+            found[f"{chosen} of {count} experts{kind} {tokens}x1024x{width}"] = (mixture, given)
+    return found
 
 
 def rotary(kind: str, dtype: torch.dtype) -> dict[str, tuple[Function, tuple[Any, ...]]]:
@@ -149,19 +188,24 @@ def measured(
         "eager": lambda: function(*args), "compiled": lambda: compiled(*args),
         "ours": lambda: ours(*args),
     }  # fmt: skip
+    try:
+        compiled(*args)
+    except RuntimeError:  # torch.compile has no products of groups of float32
+        del calls["compiled"]
     found: dict[str, Any] = {
         "name": name,
         "kernels": len(ours.plan(*args).stages),
         "largest_error": error,
     }
     for threads in options.threads:
-        compiled(*args)
+        for call in calls.values():
+            call()
         times = interleaved(calls, threads, options.rounds)
         median = {who: statistics.median(t) for who, t in times.items()}
         found[f"{threads}T"] = {
             "us": {who: t * 1e6 for who, t in median.items()},
             "of_eager": median["eager"] / median["ours"],
-            "of_compiled": median["compiled"] / median["ours"],
+            "of_compiled": median.get("compiled", math.nan) / median["ours"],
         }
     return found
 
@@ -177,6 +221,7 @@ def main() -> None:
     parser.add_argument("--tune", type=int, default=0)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    logging.getLogger("torch").setLevel(logging.CRITICAL)  # what torch.compile refuses is a result
     found = []
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
         os.environ["TILECORE_DATA_DIR"] = folder  # what was tuned before is not known

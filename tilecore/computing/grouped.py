@@ -17,7 +17,7 @@ from tilecore.computing.places import Places
 from tilecore.computing.products import TILES, elements_of, tile_of
 from tilecore.computing.text import Names, Program, indented, program
 
-FEW = (16, 8, 4, 1)  # rows of a group that read its matrix in place, in as many forms
+FEW = (8, 4, 1)  # rows of a group that read its matrix in place, in as many forms
 CPU_KNOBS = "block_M=14, block_N=128, threads=128"
 CPU_SPACE = {"block_M": (12, 14, 28), "block_N": (64, 128)}
 STRAIGHT = 64  # groups that a block of a GPU looks through in straight code; more take a loop

@@ -1,7 +1,8 @@
 """Products of groups of rows, each with a matrix of its own (mixture of experts).
 
 Rows of A are sorted by expert: those of expert e are rows Offset[e] to Offset[e + 1] of A and C.
-A block keeps some columns of one expert's matrix, in whole length, and takes all its rows in turn.
+A block keeps some columns of one expert's matrix, in whole length, and takes all its rows in turn;
+up to ``FEW`` rows read the matrix where it lies.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from tilecore.kernels.definition import (
 from tilecore.kernels.gemm import GEMM
 from tilecore.kernels.gpu.grouped_gemm import GROUPED_GEMM_ON_GPU
 
+FEW = (8, 4, 1)  # rows of an expert that take a form of their own: at most so many
 FLOATS = ("float32", "float16", "bfloat16")
 
 
@@ -46,17 +48,30 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
             c = T.alloc_fragment((block_M, block_N), "float32")
             first = T.max(Offset[e], 0)
             last = T.min(Offset[e + 1], M)
-            if first < last:
+            if last - first > FEW[0]:
                 if trans_b:
                     T.copy(B[e, bx * block_N, 0], b)
                 else:
                     T.copy(B[e, 0, bx * block_N], b)
-            for t in T.serial(T.ceildiv(last - first, block_M)):
-                row = first + t * block_M
-                T.copy(A[row, 0], a)
-                T.gemm(a, b, c, transpose_B=trans_b, clear_accum=True)
-                for i in T.serial(T.min(block_M, last - row)):
-                    T.copy(c[i, 0:block_N], C[row + i, bx * block_N])
+                for t in T.serial(T.ceildiv(last - first, block_M)):
+                    row = first + t * block_M
+                    T.copy(A[row, 0], a)
+                    T.gemm(a, b, c, transpose_B=trans_b, clear_accum=True)
+                    for i in T.serial(T.min(block_M, last - row)):
+                        T.copy(c[i, 0:block_N], C[row + i, bx * block_N])
+            for rows, fewer in zip(FEW, (*FEW[1:], 0), strict=True):
+                if T.And(last - first > fewer, last - first <= rows):
+                    few_a = T.alloc_shared((rows, K), dtype)
+                    few_b = T.alloc_shared((block_N, K) if trans_b else (K, block_N), dtype)
+                    few_c = T.alloc_fragment((rows, block_N), "float32")
+                    T.copy(A[first, 0], few_a)
+                    if trans_b:
+                        T.copy(B[e, bx * block_N, 0], few_b)
+                    else:
+                        T.copy(B[e, 0, bx * block_N], few_b)
+                    T.gemm(few_a, few_b, few_c, transpose_B=trans_b, clear_accum=True)
+                    for i in T.serial(last - first):
+                        T.copy(few_c[i, 0:block_N], C[first + i, bx * block_N])
 
     return grouped_gemm
 

@@ -103,6 +103,8 @@ class _Versions:
         if not forms:
             return None
         sums = [gemm for gemm, form in forms.items() if form == SUMS]
+        if len(forms) < len(gemms):  # wider tiles would be packed for the others
+            return launch
         return wide_blocks.widened(launch, sums, sources) or launch
 
     def _rows_of(self, launch: KernelLaunch, gemms: Sequence[Gemm]) -> Iterator[tuple[Var, int]]:
