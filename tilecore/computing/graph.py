@@ -22,6 +22,8 @@ INTEGER = "int64"  # of where(condition, 1, 0), as torch has it
 OF_INTEGERS = ("add", "sub", "mul", "pow", "maximum", "minimum", "neg", "abs")  # torch: integers
 FEW_ROWS, LONG_ROW = 64, 8192  # fewer rows and longer ones are reduced in parts
 MOST_OF_ROW, LEAST_OF_ROW = 4096, 63
+FEW_PARTS = 8  # along an axis that is not the last: reduced element by element
+PAIRWISE = MappingProxyType({"sum": "add", "amax": "maximum", "amin": "minimum"})
 Kind = Literal[
     "input", "pointwise", "reduce", "softmax", "product", "grouped", "attention", "view", "call",
     "joined",
@@ -166,6 +168,9 @@ def reduced(
     """
     need_floats(op, x, span=span)
     kept = [axis for axis in range(len(x.shape)) if axis not in axes]
+    count = x.shape[axes[0]] if len(axes) == 1 and axes[0] + 1 < len(x.shape) else None
+    if isinstance(count, int) and count <= FEW_PARTS:
+        return _of_few(op, x, axes[0], keepdim, span, by)
     if list(axes) != list(range(len(kept), len(x.shape))):
         x = permuted(x, (*kept, *axes), span)
     rows = x.shape[: len(kept)]
@@ -183,6 +188,20 @@ def reduced(
         found = pointwise("mul", found, 1.0 / by, span=span)
     whole = tuple(1 if axis in axes else n for axis, n in enumerate(_unpermuted(rows, kept, axes)))
     return reshaped(found, whole if keepdim else rows, span)
+
+
+def _of_few(op: str, x: Node, axis: int, keepdim: bool, span: SourceSpan, by: Any) -> Node:
+    """Return a reduction over a short axis before the last one: a function of its elements."""
+    found: Node | None = None
+    lead = [slice(None)] * axis
+    shape = (*x.shape[:axis], *((1,) * keepdim), *x.shape[axis + 1 :])
+    for i in range(x.shape[axis]):
+        part = sliced(x, (*lead, slice(i, i + 1) if keepdim else i), shape, span)
+        found = part if found is None else pointwise(PAIRWISE[op], found, part, span=span)
+    assert found is not None
+    if varies(by):
+        return pointwise("div", found, by, span=span)
+    return found if by == 1 else pointwise("mul", found, 1.0 / by, span=span)
 
 
 def _part_of_long_rows(rows: int, columns: int) -> int:
