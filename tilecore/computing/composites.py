@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from tilecore.computing.graph import Node, pointwise, reduced, reshaped
+from tilecore.computing.graph import Node, pointwise, reshaped
+from tilecore.computing.reductions import reduced
 from tilecore.computing.views import axes_of
 from tilecore.errors import SourceSpan, UnsupportedSyntax
 

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tilecore.computing import arrays, decode, grouped, long_rows, products, rows
+from tilecore.computing import arrays, columns, decode, grouped, long_rows, products, rows
 from tilecore.computing.fusion import Group, steps
 from tilecore.computing.graph import Node, consumers, ordered
 from tilecore.computing.places import GPU_ALIGNMENT_BYTES, Places, wanted_order
@@ -337,6 +337,8 @@ def written(
         return decode.decoding(group, name, places, order), order
     if core == "attention":
         return products.attention(group, name, places, order), order
+    if core == "fold":
+        return columns.columns(group, name, places), None
     if core == "grouped":
         return grouped.grouped(group, name, places), None
     if core == "product":

@@ -9,7 +9,8 @@ from typing import Any
 
 from tilecore.computing import calls, composites, graph, views
 from tilecore.computing.extents import Extent
-from tilecore.computing.graph import FLOATS, INTEGER, Node, need_floats, pointwise, reduced
+from tilecore.computing.graph import FLOATS, INTEGER, Node, need_floats, pointwise
+from tilecore.computing.reductions import reduced
 from tilecore.computing.views import axes_of
 from tilecore.errors import ShapeMismatch, SourceSpan, TypeMismatch, UnsupportedSyntax
 

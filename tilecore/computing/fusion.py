@@ -18,13 +18,13 @@ from tilecore.computing.graph import (
     merged,
     ordered,
     pointwise,
-    reduced,
     rewritten,
 )
 from tilecore.computing.halves import in_halves
 from tilecore.computing.parts import in_parts
+from tilecore.computing.reductions import reduced
 
-CORES = ("product", "grouped", "attention")
+CORES = ("product", "grouped", "attention", "fold")
 WITHOUT_KERNEL = ("input", "view", "call")
 
 
@@ -41,6 +41,7 @@ class Group:
         twin: a second product, of the same left operand.
         takes_twin: whether there may be one.
         has_reductions: whether rows are reduced.
+        before: what a fold adds up, and what that is computed of.
     """
 
     root: Node
@@ -51,6 +52,7 @@ class Group:
     twin: Node | None = None
     takes_twin: bool = False
     has_reductions: bool = False
+    before: set[Node] = field(default_factory=set)
 
     @classmethod
     def of(cls, root: Node, takes_twin: bool) -> Group:
@@ -63,7 +65,12 @@ class Group:
 
     def take(self, node: Node, users: Sequence[Node]) -> bool:
         """Add a producer if the kernel can compute it; return whether it does."""
-        if any(user in (self.core, self.twin) for user in users):
+        if self.core is not None and self.core.kind == "fold":
+            if all(user is self.core or user in self.before for user in users):
+                return self._takes_before(node)
+            if any(user is self.core or user in self.before for user in users):
+                return False
+        elif any(user in (self.core, self.twin) for user in users):
             return False  # operands of products are tensors
         checks = {
             "pointwise": self._fits,
@@ -74,6 +81,16 @@ class Group:
         if check is None or not check(node):
             return False
         self._add(node)
+        return True
+
+    def _takes_before(self, node: Node) -> bool:
+        """Add a function of elements that a fold adds up; return whether it is one."""
+        assert self.core is not None
+        whole = self.core.producers[0].shape
+        if node.kind != "pointwise" or (node.shape[-1] if node.shape else 1) not in (1, whole[-1]):
+            return False
+        self.before.add(node)
+        self.members.append(node)
         return True
 
     def _add(self, node: Node) -> None:
@@ -106,7 +123,7 @@ class Group:
         """Return whether a product reads the same rows as the one that is there."""
         if not self.takes_twin or self.core is None or self.twin is not None:
             return False
-        if node.kind != self.core.kind or node.kind == "attention":
+        if node.kind != self.core.kind or node.kind not in ("product", "grouped"):
             return False
         (a, b, *ends), (other, last, *ends_of_last) = node.producers, self.core.producers
         is_turned = [product.attrs.get("trans_a") for product in (node, self.core)]

@@ -14,19 +14,15 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-from tilecore.computing.extents import divides, varies
+from tilecore.computing.extents import varies
 from tilecore.errors import ShapeMismatch, SourceSpan, TypeMismatch
 
 FLOATS = ("float32", "float16", "bfloat16")
 INTEGER = "int64"  # of where(condition, 1, 0), as torch has it
 OF_INTEGERS = ("add", "sub", "mul", "pow", "maximum", "minimum", "neg", "abs")  # torch: integers
-FEW_ROWS, LONG_ROW = 64, 8192  # fewer rows and longer ones are reduced in parts
-MOST_OF_ROW, LEAST_OF_ROW = 4096, 63
-FEW_PARTS = 8  # along an axis that is not the last: reduced element by element
-PAIRWISE = MappingProxyType({"sum": "add", "amax": "maximum", "amin": "minimum"})
 Kind = Literal[
-    "input", "pointwise", "reduce", "softmax", "product", "grouped", "attention", "view", "call",
-    "joined",
+    "input", "pointwise", "reduce", "fold", "softmax", "product", "grouped", "attention", "view",
+    "call", "joined",
 ]  # fmt: skip
 Shape = tuple[Any, ...]  # of integers, and of extents that vary (``extents.Extent``)
 
@@ -156,66 +152,6 @@ def _not_of_integers(what: str, tensor: Node, span: SourceSpan) -> TypeMismatch:
         expected=f"`{what}` of element type {', '.join(FLOATS)}", found=tensor.dtype, span=span,
         hint="convert it with .float(), or write torch.where(condition, 1.0, 0.0)",
     )  # fmt: skip
-
-
-def reduced(
-    op: str, x: Node, axes: Sequence[int], keepdim: bool, span: SourceSpan, by: Any = 1
-) -> Node:
-    """Return the sum divided by a number, or the largest or smallest element over some axes.
-
-    Raises:
-        TypeMismatch: of truth or integers (TC202).
-    """
-    need_floats(op, x, span=span)
-    kept = [axis for axis in range(len(x.shape)) if axis not in axes]
-    count = x.shape[axes[0]] if len(axes) == 1 and axes[0] + 1 < len(x.shape) else None
-    if isinstance(count, int) and count <= FEW_PARTS:
-        return _of_few(op, x, axes[0], keepdim, span, by)
-    if list(axes) != list(range(len(kept), len(x.shape))):
-        x = permuted(x, (*kept, *axes), span)
-    rows = x.shape[: len(kept)]
-    flat = reshaped(x, (*rows, math.prod(x.shape[len(kept) :])), span)
-    attrs = MappingProxyType({"keeps_nan": op != "sum"})
-    part = _part_of_long_rows(math.prod(rows), flat.shape[-1])
-    if part:  # each part by a block of its own
-        split = reshaped(flat, (*rows, -1, part), span)
-        parts = Node("reduce", op, (split,), (*split.shape[:-1], 1), "float32", attrs, span)
-        flat = reshaped(parts, (*rows, -1), span)
-    found = Node("reduce", op, (flat,), (*rows, 1), x.dtype, attrs, span)
-    if varies(by):
-        found = pointwise("div", found, by, span=span)
-    elif by != 1:
-        found = pointwise("mul", found, 1.0 / by, span=span)
-    whole = tuple(1 if axis in axes else n for axis, n in enumerate(_unpermuted(rows, kept, axes)))
-    return reshaped(found, whole if keepdim else rows, span)
-
-
-def _of_few(op: str, x: Node, axis: int, keepdim: bool, span: SourceSpan, by: Any) -> Node:
-    """Return a reduction over a short axis before the last one: a function of its elements."""
-    found: Node | None = None
-    lead = [slice(None)] * axis
-    shape = (*x.shape[:axis], *((1,) * keepdim), *x.shape[axis + 1 :])
-    for i in range(x.shape[axis]):
-        part = sliced(x, (*lead, slice(i, i + 1) if keepdim else i), shape, span)
-        found = part if found is None else pointwise(PAIRWISE[op], found, part, span=span)
-    assert found is not None
-    if varies(by):
-        return pointwise("div", found, by, span=span)
-    return found if by == 1 else pointwise("mul", found, 1.0 / by, span=span)
-
-
-def _part_of_long_rows(rows: int, columns: int) -> int:
-    """Return how long parts of rows are that keep many blocks at work; 0: rows as they are."""
-    if rows >= FEW_ROWS or columns < LONG_ROW:
-        return 0
-    return next((n for n in range(MOST_OF_ROW, LEAST_OF_ROW, -1) if divides(n, columns)), 0)
-
-
-def _unpermuted(rows: Shape, kept: Sequence[int], axes: Sequence[int]) -> list[int]:
-    shape = [1] * (len(kept) + len(axes))
-    for axis, extent in zip(kept, rows, strict=True):
-        shape[axis] = extent
-    return shape
 
 
 def product(

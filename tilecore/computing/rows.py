@@ -10,8 +10,9 @@ from typing import Any
 
 from tilecore.computing.extents import varies, widened
 from tilecore.computing.fusion import Group, domain
-from tilecore.computing.graph import LONG_ROW, Node, Shape
+from tilecore.computing.graph import Node, Shape
 from tilecore.computing.places import Place, Places, row_major
+from tilecore.computing.reductions import LONG_ROW
 from tilecore.computing.text import Names, Program, formula, indented, number, part_of, program
 
 NEUTRAL = {
