@@ -114,6 +114,13 @@ def cases() -> dict[str, tuple[Function, tuple[Any, ...]]]:
         "residual + rms norm 4096x1024": (
             lambda x, y, g: F.rms_norm(x + y, (1024,), g), (rows, r(4096, 1024), r(1024))
         ),
+        "mean of tokens 32x196x768": (lambda x: x.mean(1), (r(32, 196, 768),)),
+        "sum of rows of a product of elements 4096x1024": (
+            lambda x, y: (x * y).sum(0), (rows, r(4096, 1024))
+        ),
+        "variance by channel 16x64x56x56": (
+            lambda x: x.var((0, 2, 3), correction=0), (r(16, 64, 56, 56),)
+        ),
         "linear + gelu 512x1024x1024": (
             lambda x, w, b: F.gelu(F.linear(x, w, b)), (r(512, 1024), w, r(1024))
         ),
