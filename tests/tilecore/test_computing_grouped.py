@@ -1,4 +1,4 @@
-"""``grouped_mm`` of computations: rows sorted by expert, each expert's times a matrix of its own."""
+"""``grouped_mm`` of computations: rows sorted by expert, each expert's times its own matrix."""
 
 import pytest
 import torch

@@ -5,6 +5,7 @@ As two products they can be one kernel with the expression in which the halves m
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from tilecore.computing.extents import taken
@@ -17,7 +18,7 @@ def in_halves(roots: Sequence[Node]) -> list[Node]:
     """Return roots with two products for each whose halves alone go into functions of elements."""
     found = list(roots)
     while (whole := _halved(found)) is not None:
-        found = rewritten(found, lambda node, whole=whole: _half(node, whole))
+        found = rewritten(found, functools.partial(_half, whole))
     return found
 
 
@@ -47,7 +48,7 @@ def _is_part(node: Node, whole: Node) -> bool:
     return is_half and isinstance(first, int) and first % ALIGNMENT == 0
 
 
-def _half(node: Node, whole: Node) -> Node:
+def _half(whole: Node, node: Node) -> Node:
     """Return a part of the product as a product."""
     if whole not in node.producers:
         return node
