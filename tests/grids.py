@@ -70,12 +70,12 @@ def cover(cases: Sequence[frozenset[Combination]]) -> set[int]:
     kept: set[int] = set()
     missing = frozenset[Combination]().union(*cases)
     while missing:
-
-        def worth(position: int, missing: frozenset[Combination] = missing) -> tuple[int, int]:
-            case = cases[position]
-            return len(case & missing), -sum(met[combination] for combination in case)
-
-        best = max(range(len(cases)), key=worth)
+        added = [len(case & missing) for case in cases]
+        most = max(added)
+        best = min(
+            (position for position, count in enumerate(added) if count == most),
+            key=lambda position: sum(map(met.__getitem__, cases[position])),
+        )
         kept.add(best)
         met.update(cases[best])
         missing -= cases[best]

@@ -1,6 +1,7 @@
 """Benchmarks start by the command that they name."""
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -13,14 +14,17 @@ def starts(script: Path) -> bool:
     return '__name__ == "__main__"' in script.read_text()
 
 
-def modules_of(tree: ast.Module) -> set[str]:
+@functools.cache
+def modules_of(script: Path) -> frozenset[str]:
     """Return the first parts of the modules that a script takes names from."""
-    return {n.module.split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    nodes = ast.walk(ast.parse(script.read_text()))
+    return frozenset(n.module.split(".")[0] for n in nodes if isinstance(n, ast.ImportFrom))
 
 
+@functools.cache
 def from_the_root(script: Path) -> bool:
     """Return whether a script, or one beside it that it imports, needs the root of the project."""
-    modules = modules_of(ast.parse(script.read_text()))
+    modules = modules_of(script)
     beside = (script.with_name(f"{name}.py") for name in modules)
     return bool(modules & {"tests", "benchmarks"}) or any(
         s.is_file() and s != script and from_the_root(s) for s in beside
@@ -35,4 +39,4 @@ def test_scripts_that_import_from_the_root_are_started_as_modules(script):
         command = f"-m benchmarks.{script.stem}"
     assert f"python {command}" in (ast.get_docstring(tree) or "")
     if from_the_root(script):  # beside a script that is a module nothing is found by its bare name
-        assert not modules_of(tree) & {s.stem for s in SCRIPTS if from_the_root(s)}
+        assert not modules_of(script) & {s.stem for s in SCRIPTS if from_the_root(s)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -38,9 +39,19 @@ def lowered(
 
     ``is_ordered``: whether the order of its kernels is proven, too (tilecore.ordering).
     """
+    given = {CHECK_ORDER: is_ordered, **(knobs or {})}
+    if any(not isinstance(value, (bool, int, str)) for value in given.values()):
+        return _lowered.__wrapped__(func, target, tuple(given.items()))
+    return _lowered(func, target, tuple(given.items()))
+
+
+@functools.lru_cache(2)  # a program is run with inputs of several sizes
+def _lowered(
+    func: PrimFunc, target: str, knobs: tuple[tuple[str, Any], ...]
+) -> tuple[GpuPlan, LoweredProgram, CudaSource]:
     device = parse_target(target)
     assert isinstance(device, GpuTarget)
-    return lower_gpu(func, device, knobs={CHECK_ORDER: is_ordered, **(knobs or {})})
+    return lower_gpu(func, device, knobs=dict(knobs))
 
 
 def raw(array: Any) -> Any:

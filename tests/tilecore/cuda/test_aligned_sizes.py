@@ -45,7 +45,8 @@ def planned(func, target):
 @pytest.mark.few(2)
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a", "b200"])
 def test_a_product_of_dynamic_sizes(target):
-    aligned, other = planned(product(), target)
+    func = product()
+    aligned, other = planned(func, target)
     assert aligned.pipelines
     assert not other.pipelines
     if target != "sm_80":
@@ -56,7 +57,7 @@ def test_a_product_of_dynamic_sizes(target):
         a = rng.standard_normal((m, k)).astype(np.float16)
         b = rng.standard_normal((k, n)).astype(np.float16)
         c = np.full((m, n), np.nan, np.float16)
-        run_emulated(product(), target, [a, b, c], (LATE, random_order(m)))
+        run_emulated(func, target, [a, b, c], (LATE, random_order(m)))
         wanted = a.astype(np.float64) @ b.astype(np.float64)
         np.testing.assert_allclose(c, wanted, rtol=1e-2, atol=2e-2)
 

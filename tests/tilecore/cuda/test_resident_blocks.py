@@ -1,12 +1,13 @@
 """Blocks that stay for further tiles, panels of blocks, and long blocks first."""
 
+import functools
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import tilecore.language as T
-from tests.tilecore.cuda.emulated import lowered, run_emulated
+from tests.tilecore.cuda.emulated import bound, lowered, run_emulated
 from tests.tilecore.cuda.test_tile_programs import close, random
 from tests.tilecore.cuda.tile_programs import gemm
 from tilecore.codegen.order_proof import ENOUGH, order_programs
@@ -19,6 +20,7 @@ from tilecore.ir.nodes import KernelLaunch
 from tilecore.ir.visitor import walk
 from tilecore.kernels.attention import ATTENTION
 from tilecore.ordering import Verdict, judge, unneeded
+from tilecore.pass_config import CHECK_ORDER
 from tilecore.passes import panels, persistent
 from tilecore.target import parse_gpu_target
 
@@ -57,12 +59,15 @@ def launch_of(func):
     return launch
 
 
+@functools.lru_cache(1)
+def proven(func, target):
+    """Return plan, TIR and CUDA text of a program for a target, its order proven."""
+    return lower_gpu(func, target, knobs={CHECK_ORDER: True})
+
+
 def run(func, target, arguments):
     """Run a program for a target on the emulator under all schedules, its order proven too."""
-    from tests.tilecore.cuda.emulated import bound
-    from tilecore.pass_config import CHECK_ORDER
-
-    plan, program, source = lower_gpu(func, target, knobs={CHECK_ORDER: True})
+    plan, program, source = proven(func, target)
     values, reached = bound(func, program, arguments)
     emulate(source, values, ALL_SCHEDULES, known=reached)
     return plan, source

@@ -199,6 +199,7 @@ def check_threads(seed: int, target: str, path) -> None:
     np.testing.assert_array_equal(b, tiles["x"], err_msg="\n".join(lines))
 
 
+@pytest.mark.covering("check target")
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("check", [check_tiles, check_threads])
 @pytest.mark.parametrize("target", ["sm_80", "h100", "b200", "gfx942"])
