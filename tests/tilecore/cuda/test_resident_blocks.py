@@ -215,7 +215,7 @@ def test_softmax_beside_a_running_product_where_a_mask_is_conditional():
 
 def attention(**fields):
     definition = ATTENTION.on("cuda")
-    sizes = {"batch": 1, "heads": 4, "kv_heads": 2, "seq_q": 512, "seq_kv": 512, "dim": 64}
+    sizes = {"batch": 1, "heads": 4, "kv_heads": 2, "seq_q": 384, "seq_kv": 384, "dim": 64}
     problem = definition.parse_problem({**sizes, "dtype": "float16", **fields})
     return problem, definition.program(problem, dict(definition.default_config("cuda")))
 
