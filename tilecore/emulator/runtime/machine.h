@@ -14,6 +14,13 @@
 #include "races.h"
 #include "tensor_form.h"
 
+// Of functions in which much of the time goes: vectors where the CPU has them.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define EMU_VECTORS __attribute__((optimize("O3"), target_clones("avx2", "default")))
+#else
+#define EMU_VECTORS
+#endif
+
 struct uint3_ { unsigned x, y, z; };
 
 namespace emu {

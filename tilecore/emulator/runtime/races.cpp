@@ -3,14 +3,8 @@
 #include <cstring>
 #include <unordered_map>
 
-// Barriers are where most of the time of a kernel goes: each thread takes up what all agents did.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define EMU_VECTORS __attribute__((optimize("O3"), target_clones("avx2", "default")))
-#else
-#define EMU_VECTORS
-#endif
-
 namespace emu {
+// Most of the time of a kernel with many barriers: each thread takes up what all agents did.
 EMU_VECTORS void raise_all(unsigned* __restrict x, const unsigned* __restrict y, size_t n) {
   for (size_t i = 0; i < n; ++i) x[i] = x[i] < y[i] ? y[i] : x[i];
 }

@@ -27,6 +27,9 @@ unsigned operand_place(const TensorOperand& o, int x, int k, int size, bool tran
   offset += transposed ? along / w * o.leading + along % w : along;
   return swizzled(offset, o.swizzle);
 }
+EMU_VECTORS void add_scaled(double* __restrict sums, const double* __restrict row, double factor, int n) {
+  for (int i = 0; i < n; ++i) sums[i] += factor * row[i];
+}
 namespace {
 int products_of(int type) { return 256 / width(type); }
 
@@ -55,10 +58,7 @@ void multiply(Block& block, const Product& p) {
   std::vector<double> sums(p.n);
   for (int m = 0; m < ROWS; ++m) {
     std::fill(sums.begin(), sums.end(), 0.0);
-    for (int x = 0; x < k; ++x) {
-      double factor = left[m * k + x];
-      for (int n = 0; n < p.n; ++n) sums[n] += factor * right[x * p.n + n];
-    }
+    for (int x = 0; x < k; ++x) add_scaled(sums.data(), &right[x * p.n], left[m * k + x], p.n);
     for (int n = 0; n < p.n; ++n) {
       int t = m / 16 * WARP + m % 8 * 4 + n % 8 / 2;
       int i = 4 * (n / 8) + 2 * (m % 16 / 8) + n % 2;
