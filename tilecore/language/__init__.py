@@ -359,6 +359,6 @@ def __getattr__(name: str) -> Any:
     lanes = VectorType.parse(name)
     if lanes is not None:
         return lanes
-    if name.startswith("_"):  # no primitive: who asks wants to know what this object is
+    if name.startswith("_") and (not name.startswith("__") or name.endswith("__")):  # no primitive
         raise AttributeError(f"module 'tilecore.language' has no attribute {name!r}")
     raise unknown(name, __all__)
