@@ -6,7 +6,7 @@ import torch
 
 import tilecore.language as T
 from tests.tilecore.products import product
-from tilecore import runtime
+from tilecore import kernels, runtime
 from tilecore.compiler import compile
 from tilecore.inference.options import CpuOptions
 from tilecore.interpreter import run
@@ -652,3 +652,11 @@ def test_products_that_nothing_joins(check) -> None:
     c = rows(K, N, seed=3)
     sums = [a.double() @ b.double(), a.double() @ c.double(), s.double().expand(ROWS, N) * 2]
     check(main, [a, b, c, s], torch.stack(sums))
+
+
+def test_products_of_many_rows_keep_their_blocks() -> None:
+    """Forms for few rows stand beside one that packs a tile for all rows of an expert."""
+    definition = kernels.get("grouped_gemm")
+    problem = definition.parse_problem({"experts": 2, "m": 64, "n": N, "k": K})
+    func = definition.program(problem, {**definition.default_config(), "block_N": COLUMNS})
+    assert grids(func) == [BLOCKS]

@@ -77,15 +77,27 @@ class Contraction:
 
 
 def sole_contraction(graph: TileGraph) -> Contraction | None:
-    """Return the gemm of a program that has exactly one, else None."""
+    """Return the gemm of a program that has exactly one, else None.
+
+    Forms of a product for as few rows as data may tell are the one that goes through all rows.
+    """
     found = [
-        (launch, op) for launch in graph.launches for op in launch.ops if isinstance(op.stmt, Gemm)
-    ]
-    if len(found) != 1:
-        return None
-    launch, op = found[0]
-    stmt = op.stmt
-    assert isinstance(stmt, Gemm)
+        _contraction(launch, op, op.stmt)
+        for launch in graph.launches for op in launch.ops if isinstance(op.stmt, Gemm)
+    ]  # fmt: skip
+    if len(found) > 1 and len({_tensors(one) for one in found}) == 1:
+        found = [one for one in found if one.row_loop is not None]
+    return found[0] if len(found) == 1 else None
+
+
+def _tensors(contraction: Contraction) -> tuple[Launch, Buffer | None, Buffer | None]:
+    """Return the launch of a product, and the tensors that it multiplies."""
+    sources = (contraction.a.source, contraction.b.source)
+    a, b = (None if source is None else source.buffer for source in sources)
+    return contraction.launch, a, b
+
+
+def _contraction(launch: Launch, op: TileOp, stmt: Gemm) -> Contraction:
     m, n, k = gemm_extents(stmt)
     return Contraction(
         launch=launch,

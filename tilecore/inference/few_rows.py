@@ -58,7 +58,7 @@ def choose(
             continue
         if not is_stored and not _fits(gemm, uses, sources, launch):
             continue
-        if options.pack_b == "none" or not _is_used_again(gemm, uses, sources):
+        if options.pack_b == "none" or not is_used_again(gemm, uses, sources):
             found[gemm] = form
     while shared := [g for g in found if not _agrees(g, found, uses)]:
         for gemm in shared:
@@ -188,7 +188,7 @@ def _is_stored_by_rows(
     )
 
 
-def _is_used_again(
+def is_used_again(
     gemm: Gemm,
     uses: Mapping[Buffer, Sequence[Use]],
     sources: Mapping[Buffer, TileSource],

@@ -103,8 +103,9 @@ class _Versions:
         if not forms:
             return None
         sums = [gemm for gemm, form in forms.items() if form == SUMS]
-        if len(forms) < len(gemms):  # wider tiles would be packed for the others
-            return launch
+        others = (gemm for gemm in gemms if gemm not in forms)
+        if any(few_rows.is_used_again(gemm, by_buffer, sources) for gemm in others):
+            return launch  # their tiles are packed: wider ones leave the cache
         return wide_blocks.widened(launch, sums, sources) or launch
 
     def _rows_of(self, launch: KernelLaunch, gemms: Sequence[Gemm]) -> Iterator[tuple[Var, int]]:
