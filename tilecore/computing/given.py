@@ -47,6 +47,20 @@ def is_of_torch(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bo
     return bool(found - {"bool"} if name in OF_TRUTH else found)
 
 
+def converted_to(
+    args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments of ``to`` without devices: a tensor, maybe an element type and a copy."""
+    import torch
+
+    given = [*args[1:], *(kwargs[k] for k in ("dtype", "other", "tensor") if k in kwargs)]
+    types = [v.dtype if is_tensor(v) else v for v in given]
+    wanted = [v for v in types if isinstance(v, torch.dtype)]
+    flags = [v for v in args[1:] if isinstance(v, bool)]
+    is_copied = kwargs.get("copy") or flags[1:2] == [True]
+    return (args[0], *wanted[:1]), {"copy": True} if is_copied else {}
+
+
 def is_constant(given: Sequence[Any]) -> bool:
     """Return whether no argument, or tensor that the function holds, is among some values."""
     tensors = [v for v in given if is_tensor(v)]

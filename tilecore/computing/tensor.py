@@ -16,6 +16,7 @@ from typing import Any
 from tilecore.computing import calls, views
 from tilecore.computing.functions import ALIASES, FUNCTIONS
 from tilecore.computing.given import (
+    converted_to,
     is_dense,
     is_of_torch,
     is_plain,
@@ -264,9 +265,15 @@ def called(
         return writing.by_name(bare, args, kwargs, function, span)
     kwargs = {k: v for k, v in kwargs.items() if k != "inplace"}
     own = ALIASES.get(bare, bare)
+    if own == "to" and device() is not None:
+        args, kwargs = converted_to(args, kwargs)
+        if len(args) == 1 and not kwargs.get("copy"):
+            return args[0] if isinstance(args[0], Traced) else _viewed("detach", args[0], (), {})
+        own = bare = "to" if len(args) > 1 else "clone"
+        kwargs = kwargs if len(args) > 1 else {}
     if own == "clone" and isinstance(args[0], Traced):
         return _clone(args[0], kwargs)
-    if bare in (*views.ALWAYS, *views.MAYBE) and isinstance(args[0], Traced):
+    if bare in (*views.ALWAYS, *views.MAYBE):
         return _viewed(bare, args[0], args[1:], kwargs)
     found = _created(bare, args, kwargs)
     if found is not None:
@@ -289,8 +296,8 @@ def called(
             raise error.at(span) from None
         return _traced(made, own, (*args, *kwargs.values()), may_be_same=True)
     made = _computed(own, args, kwargs, span)
-    is_copied = kwargs.get("copy") or [a for a in args if isinstance(a, bool)][1:2] == [True]
-    return _traced(made, own, (*args, *kwargs.values()), own in SAME and not is_copied)
+    may_be_same = own in SAME and not kwargs.get("copy")
+    return _traced(made, own, (*args, *kwargs.values()), may_be_same)
 
 
 def _computed(own: str, args: Sequence[Any], kwargs: Mapping[str, Any], span: SourceSpan) -> Any:
@@ -318,8 +325,10 @@ def _clone(x: Traced, kwargs: Mapping[str, Any]) -> Traced:
     return Traced(Storage.of(x.node, has_place=is_laid))
 
 
-def _viewed(bare: str, x: Traced, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _viewed(bare: str, x: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return views; a copy where torch has to make one; what may be both where only it knows."""
+    if not isinstance(x, Traced):
+        x = Traced(Storage.of(node_of(x), owner=HELD))
     need_elements(x.seen)
     own, span = ALIASES.get(bare, bare), caller()
     found = _computed(own, (x.seen, *args), kwargs, span)
@@ -372,7 +381,7 @@ def _traced(found: Any, own: str, given: Sequence[Any], may_be_same: bool) -> An
     def result(node: Node) -> Any:
         source = node if may_be_same else None
         owners = [t for t in traced if t.node is source]
-        if len(owners) == 1:
+        if len({(t.memory, t.seen) for t in owners}) == 1:
             return owners[0]
         if not owners and node.attrs.get("shares") is not None:
             source = node.args[node.attrs["shares"]]

@@ -29,6 +29,8 @@ def axes_of(x: Node, dim: Any) -> list[int]:
     """
     rank = len(x.shape)
     named = range(rank) if dim is None else [dim] if isinstance(dim, int) else list(dim)
+    if rank == 0 and all(a in (0, -1) for a in named):
+        return []  # as torch has it
     axes = sorted({int(a) + rank if a < 0 else int(a) for a in named})
     if any(not 0 <= a < rank for a in axes):
         raise ShapeMismatch(
@@ -39,6 +41,8 @@ def axes_of(x: Node, dim: Any) -> list[int]:
 
 def transpose(span: SourceSpan, x: Node, dim0: int, dim1: int) -> Node:
     """Return it with two axes swapped."""
+    if not x.shape:
+        return x
     order = list(range(len(x.shape)))
     order[dim0], order[dim1] = order[dim1], order[dim0]
     return graph.permuted(x, order, span)
@@ -76,6 +80,8 @@ def squeeze(span: SourceSpan, x: Node, dim: int | None = None) -> Node:
 
 def flatten(span: SourceSpan, x: Node, start_dim: int = 0, end_dim: int = -1) -> Node:
     """Return it with some axes as one."""
+    if not x.shape:
+        return graph.reshaped(x, (1,), span)
     first, last = start_dim % len(x.shape), end_dim % len(x.shape)
     return graph.reshaped(x, (*x.shape[:first], -1, *x.shape[last + 1 :]), span)
 
@@ -120,6 +126,8 @@ def narrow(span: SourceSpan, x: Node, dim: int, start: Any, length: Any) -> Node
 def movedim(span: SourceSpan, x: Node, source: Any, destination: Any) -> Node:
     """Return it with some axes at other places."""
     rank = len(x.shape)
+    if rank == 0:
+        return x
     moved, places = (
         [axis % rank for axis in ([of] if isinstance(of, int) else of)]
         for of in (source, destination)

@@ -144,7 +144,8 @@ def _tensor_of(value: Any, shape: Shape) -> Node:
 
 def written(x: Node, writes: Sequence[Write], span: SourceSpan) -> Node:
     """Return a tensor some of whose parts were written, one after the other."""
-    rest = list(writes)
+    rest, put = list(writes), list[Write]()
+    is_empty = is_unfilled(x)
     while rest:
         axis = rest[0].window.free(x.shape)
         count = 1
@@ -153,14 +154,26 @@ def written(x: Node, writes: Sequence[Write], span: SourceSpan) -> Node:
                 break
             count += 1
         now, rest = rest[:count], rest[count:]
-        joined = None if axis is None else _in_rows(x, axis, now, span)
-        if joined is None and axis is not None:
-            joined = _in_steps(x, axis, now, span)
-        x = _put(x, now, span) if joined is None else joined
-    return x
+        before = _put(x, put, span) if put else x
+        joined = None if axis is None else _joined(before, axis, now, is_empty, span)
+        if joined is None:
+            put += now
+        else:
+            x, put, is_empty = joined, [], False
+    return _put(x, put, span) if put else x
 
 
-def _in_rows(x: Node, axis: int, writes: Sequence[Write], span: SourceSpan) -> Node | None:
+def _joined(
+    x: Node, axis: int, writes: Sequence[Write], is_empty: bool, span: SourceSpan
+) -> Node | None:
+    """Return a tensor as its parts along an axis; None: it is to be copied."""
+    found = _in_rows(x, axis, writes, is_empty, span)
+    return _in_steps(x, axis, writes, is_empty, span) if found is None else found
+
+
+def _in_rows(
+    x: Node, axis: int, writes: Sequence[Write], is_empty: bool, span: SourceSpan
+) -> Node | None:
     """Return a tensor as what was written beside what was there; None: it is to be copied."""
     if any(write.window.ranges[axis][2] != 1 for write in writes):
         return None
@@ -179,7 +192,7 @@ def _in_rows(x: Node, axis: int, writes: Sequence[Write], span: SourceSpan) -> N
     at: Any = 0
     has_gaps = any(a[1] != b[0] for a, b in pairwise(parts))
     has_gaps = has_gaps or parts[0][0] != 0 or parts[-1][1] != x.shape[axis]
-    if has_gaps and (is_unfilled(x) or any(isinstance(w.value, Filled) for _, _, w in parts)):
+    if has_gaps and (is_empty or any(isinstance(w.value, Filled) for _, _, w in parts)):
         return None
     for first, last, write in parts:
         if at != first:
@@ -203,7 +216,9 @@ def _rows(x: Node, axis: int, first: Any, last: Any) -> Node:
     return graph.sliced(x, index, (*x.shape[:axis], last - first, *x.shape[axis + 1 :]), x.span)
 
 
-def _in_steps(x: Node, axis: int, writes: Sequence[Write], span: SourceSpan) -> Node | None:
+def _in_steps(
+    x: Node, axis: int, writes: Sequence[Write], is_empty: bool, span: SourceSpan
+) -> Node | None:
     """Return a tensor of whose every so many elements each was written; None: it is none."""
     step = writes[0].window.ranges[axis][2]
     extent, parts = x.shape[axis], {}
@@ -213,7 +228,7 @@ def _in_steps(x: Node, axis: int, writes: Sequence[Write], span: SourceSpan) -> 
             return None
         parts[start] = write.value
     has_gaps = len(parts) < step
-    if has_gaps and (is_unfilled(x) or any(isinstance(v, Filled) for v in parts.values())):
+    if has_gaps and (is_empty or any(isinstance(v, Filled) for v in parts.values())):
         return None
     counts = writes[0].window.counts
     found = []

@@ -86,21 +86,23 @@ def _functional(name: str, base: str, args: Sequence[Any], kwargs: Mapping[str, 
 
     if ALIASES.get(base, base) in FUNCTIONS or hasattr(torch.Tensor, base):
         return called(base, args, kwargs)
+    if hasattr(torch.Tensor, name):
+
+        def of_copy(x: Any, *rest: Any, **named: Any) -> Any:
+            return getattr(x.clone(), name)(*rest, **named)
+
+        return called(base, args, kwargs, of_copy)
     for module in (torch, torch.nn.functional):
         if hasattr(module, base):
             return called(base, args, kwargs, getattr(module, base))
-    if not hasattr(torch.Tensor, name):
-        return called(base, args, kwargs)  # which tells that there is none
-
-    def of_copy(x: Any, *rest: Any, **named: Any) -> Any:
-        return getattr(x.clone(), name)(*rest, **named)
-
-    return called(base, args, kwargs, of_copy)
+    return called(base, args, kwargs)  # which tells that there is none
 
 
 def changed(name: str, x: Traced, compute: Callable[[], Traced], span: SourceSpan) -> Traced:
     """Have a tensor be what is computed; return it."""
     x.memory.need_own(span)
+    if 0 in x.shape:  # nothing is written
+        return x
     found = compute()
     if found is x:  # of dropout: it is as it was
         return x
@@ -123,10 +125,6 @@ def changed(name: str, x: Traced, compute: Callable[[], Traced], span: SourceSpa
 def assign(x: Traced, index: Any, value: Any, span: SourceSpan) -> None:
     """Write to a part of a tensor, which an index names."""
     x.memory.need_own(span)
-    if isinstance(value, list | tuple):
-        import torch
-
-        value = torch.tensor(value)
     if is_plain(index):
         _put(Traced(x.memory, views.part(span, x.seen, index)), value, span, is_part=True)
         return
