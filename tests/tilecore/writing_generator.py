@@ -76,8 +76,8 @@ class Writer:
         for extent in shape[: self.number(1, len(shape))]:
             first = self.number(0, extent - 1)
             parts.append(self.choice([
-                ":", f"{first}:", f"{first}:{extent}", f": {first + 1}", "::2", str(first), "None, :",
-                "-1",
+                ":", f"{first}:", f"{first}:{extent}", f": {first + 1}", "::2", str(first),
+                "None, :", "-1",
             ]))  # fmt: skip
         return ", ".join(parts)
 
@@ -116,9 +116,9 @@ class Writer:
                     v.copy_(before[n]) if not torch.equal(v, before[n]) else None
             return
         new = known[made] if kind is not WRITES else known[name]
-        if not 0 < new.numel() <= 400 or new.ndim > 4 or new.dtype != torch.float32:
-            if kind is not WRITES:
-                return
+        is_kept = 0 < new.numel() <= 400 and new.ndim <= 4 and new.dtype == torch.float32
+        if kind is not WRITES and not is_kept:
+            return
         self.values = {n: v for n, v in known.items() if n[0] in "vx"}
         self.lines.append(f"    {text}")
 

@@ -23,7 +23,7 @@ INPUTS = (*FLOATS, "bool", *INTEGERS)
 RESULTS = (*INPUTS, "float64")
 
 
-ShapeOf = Callable[[str, Sequence[Shape], SourceSpan], Shape]
+ShapeOf = Callable[["Call", Sequence[Shape], SourceSpan], Shape]
 # Functions of whose result the shape is known where sizes vary: as their tensors broadcast, ...
 OF_ELEMENTS = (
     "add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow", "remainder", "floor_divide",
@@ -39,17 +39,26 @@ OF_THE_FIRST = (
 )  # fmt: skip
 
 
-def _rows_of_table(name: str, shapes: Sequence[Shape], span: SourceSpan) -> Shape:
+def _rows_of_table(call: Call, shapes: Sequence[Shape], span: SourceSpan) -> Shape:
     """Return the shape of the rows that integers name: they are given before the table."""
-    _ = name, span
+    _ = call, span
     ids, table = shapes
     return (*ids, *table[1:])
 
 
+def _repeated(call: Call, shapes: Sequence[Shape], span: SourceSpan) -> Shape:
+    """Return the shape of a tensor that is laid side by side, so many times along each axis."""
+    _ = span
+    first, *rest = call.args[1:]
+    counts = tuple(first) if isinstance(first, list | tuple) else (first, *rest)
+    own = (*(1,) * (len(counts) - len(shapes[0])), *shapes[0])
+    return tuple(n * m for n, m in zip(own, counts, strict=True))
+
+
 SHAPES: Mapping[str, ShapeOf] = MappingProxyType({
-    **dict.fromkeys(OF_ELEMENTS, broadcast),
-    **dict.fromkeys(OF_THE_FIRST, lambda name, shapes, span: shapes[0]),
-    "embedding": _rows_of_table,
+    **dict.fromkeys(OF_ELEMENTS, lambda call, shapes, span: broadcast(call.name, shapes, span)),
+    **dict.fromkeys(OF_THE_FIRST, lambda call, shapes, span: shapes[0]),
+    "embedding": _rows_of_table, "repeat": _repeated,
 })  # fmt: skip
 
 
@@ -86,6 +95,13 @@ class Call:
         args, kwargs = mapped((self.args, dict(self.kwargs)), Hole, lambda h: tensors[h.number])
         return self.function(*(shape if isinstance(a, Whole) else a for a in args), **kwargs)
 
+    @property
+    def has_extents(self) -> bool:
+        """Whether extents that vary stand among its arguments."""
+        found: list[Extent] = []
+        mapped((self.args, dict(self.kwargs)), Extent, found.append)
+        return bool(found)
+
     def of(self, values: Mapping[str, int], number: Callable[[Extent], int] | None = None) -> Call:
         """Return it for some sizes; ``number`` tells what extents are."""
         given = (self.args, dict(self.kwargs))
@@ -111,7 +127,8 @@ def called(
     call = _call(name, function, args, kwargs, nodes)
     if not is_told:
         return made(call, nodes, nodes[0].shape, nodes[0].dtype, span)
-    rule = SHAPES.get(name.strip("_")) if _varies(call, nodes) else None
+    has_extents = call.has_extents or any(varies(n) for node in nodes for n in node.shape)
+    rule = SHAPES.get(name.strip("_")) if has_extents else None
     if rule is None:  # torch tells of sizes that are numbers
         call = call.of({}, operator.index)
     import torch
@@ -137,7 +154,7 @@ def called(
         owners = [i for i, t in enumerate(given) if t.untyped_storage()._cdata == memory]
         shape: Shape = tuple(tensor.shape)
         if rule is not None:
-            shape = rule(name, [node.shape for node in nodes], span)
+            shape = rule(call, [node.shape for node in nodes], span)
         is_dense = tensor.is_contiguous()
         attrs = {"shares": owners[0] if owners else None, "is_dense": is_dense}
         return made(call, nodes, shape, _dtype(tensor), span, place, **attrs)
@@ -212,13 +229,6 @@ def _call(
 
     held, named = mapped((tuple(args), dict(kwargs)), Node, hole)
     return Call(name, function, held, MappingProxyType(named))
-
-
-def _varies(call: Call, nodes: Sequence[Node]) -> bool:
-    """Return whether a call has extents that vary."""
-    found = [n for node in nodes for n in node.shape if varies(n)]
-    mapped((call.args, dict(call.kwargs)), Extent, found.append)
-    return bool(found)
 
 
 def made(

@@ -7,8 +7,10 @@ them at once.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -17,6 +19,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tilecore.computing import calls, graph, operands
@@ -147,7 +150,7 @@ def _made(
     if plain not in calls.RESULTS or any(not varies(n) and n <= 0 for n in shape):
         return None
     named = MappingProxyType({"dtype": dtype, "device": operands.device()})
-    call = Call(name, getattr(torch, name), args, named)
+    call = Call(name, _FREE[name], args, named)
     return calls.made(call, [], shape, plain, span)
 
 
@@ -201,7 +204,9 @@ def settled(roots: Sequence[Node]) -> list[Node]:
     def is_kept(node: Node) -> bool:
         """Return whether a tensor is the same at every call."""
         if node not in known:
-            is_own = node.kind in ("call", "view") and node.op != UNFILLED
+            is_own = node.kind == "view" or (
+                node.kind == "call" and node.op != UNFILLED and not node.attrs["call"].has_extents
+            )
             is_small = is_own and not any(map(varies, node.shape)) and node.size <= MOST_KEPT
             known[node] = is_small and all(map(is_kept, node.producers))
         return known[node]
@@ -329,8 +334,57 @@ def _memory(tensor: Any) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+_lock = threading.Lock()
+_readers = 0
+# Functions of torch's module: those that it has, before others take their places.
+_FREE: Mapping[str, Any] = MappingProxyType(
+    {name: getattr(torch, name) for name in (*SIZED, *OTHERS)}
+)
+_device_constructors()  # torch remembers these functions by what they are now
+
+
+def _taking_extents(name: str, traced: Callable[[Node, Sequence[Any]], Any]) -> Any:
+    """Return a function of torch that takes extents: torch would ask for their numbers."""
+    own = _FREE[name]
+
+    @functools.wraps(own)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if operands.device() is not None and any(map(varies, _flat([*args, *kwargs.values()]))):
+            found = created(name, args, kwargs, operands.caller())
+            if found is not None:
+                return traced(found, ())
+        return own(*args, **kwargs)
+
+    return function
+
+
+def _flat(values: Sequence[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from value
+        else:
+            yield value
+
+
+@contextmanager
+def _extents_taken(traced: Callable[[Node, Sequence[Any]], Any]) -> Iterator[None]:
+    """Have torch's functions take extents; in threads that read nothing they do what they did."""
+    global _readers
+    with _lock:
+        _readers += 1
+        for name in _FREE if _readers == 1 else ():
+            setattr(torch, name, _taking_extents(name, traced))
+    try:
+        yield
+    finally:
+        with _lock:
+            _readers -= 1
+            for name, own in _FREE.items() if _readers == 0 else ():
+                setattr(torch, name, own)
+
+
 @contextmanager
 def guarded(traced: Callable[[Node, Sequence[Any]], Any]) -> Iterator[None]:
     """Have a function read: what it creates is traced, what was there before stays as it is."""
-    with _Guarding(), _Creating(traced):
+    with _extents_taken(traced), _Guarding(), _Creating(traced):
         yield

@@ -264,20 +264,15 @@ def called(
     if writing.is_in_place(bare) or kwargs.get("inplace"):
         return writing.by_name(bare, args, kwargs, function, span)
     kwargs = {k: v for k, v in kwargs.items() if k != "inplace"}
-    own = ALIASES.get(bare, bare)
-    if own == "to" and device() is not None:
+    if bare == "to" and device() is not None:
         args, kwargs = converted_to(args, kwargs)
-        if len(args) == 1 and not kwargs.get("copy"):
+        if len(args) == 1 and not kwargs.pop("copy", False):
             return args[0] if isinstance(args[0], Traced) else _viewed("detach", args[0], (), {})
-        own = bare = "to" if len(args) > 1 else "clone"
-        kwargs = kwargs if len(args) > 1 else {}
-    if own == "clone" and isinstance(args[0], Traced):
-        return _clone(args[0], kwargs)
-    if bare in (*views.ALWAYS, *views.MAYBE):
-        return _viewed(bare, args[0], args[1:], kwargs)
-    found = _created(bare, args, kwargs)
+        bare = "clone" if len(args) == 1 else bare
+    found = _of_memory(bare, args, kwargs)
     if found is not None:
         return found
+    own = ALIASES.get(bare, bare)
     if own != "cat":
         need_elements(*(v.node for v in (*args, *kwargs.values()) if isinstance(v, Traced)))
     known = FUNCTIONS.get(own)
@@ -315,6 +310,15 @@ def _computed(own: str, args: Sequence[Any], kwargs: Mapping[str, Any], span: So
 
 
 # --- which tensors share memory -------------------------------------------------------------------
+
+
+def _of_memory(bare: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return views, copies, and tensors that are created; None: a function does something else."""
+    if bare == "clone" and isinstance(args[0], Traced):
+        return _clone(args[0], kwargs)
+    if bare in (*views.ALWAYS, *views.MAYBE):
+        return _viewed(bare, args[0], args[1:], kwargs)
+    return _created(bare, args, kwargs)
 
 
 def _clone(x: Traced, kwargs: Mapping[str, Any]) -> Traced:

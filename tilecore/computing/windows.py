@@ -134,8 +134,14 @@ class Filled:
         import torch
 
         named = {"dtype": getattr(torch, self.dtype), "device": operands.device()}
-        call = Call("full", torch.full, (Whole(), self.number), MappingProxyType(named))
+        call = Call("full", _full, (Whole(), self.number), MappingProxyType(named))
         return calls.made(call, [], shape, self.dtype, self.span)
+
+
+def _full(*args: Any, **kwargs: Any) -> Any:
+    import torch
+
+    return torch.full(*args, **kwargs)
 
 
 def _tensor_of(value: Any, shape: Shape) -> Node:
