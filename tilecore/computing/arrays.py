@@ -10,8 +10,8 @@ import numpy as np
 
 from tilecore.computing.calls import Call, results
 from tilecore.computing.graph import Node, Shape
+from tilecore.computing.operands import is_tensor
 from tilecore.computing.places import Place, row_major
-from tilecore.computing.tensor import is_tensor
 from tilecore.errors import ArgumentError, TypeMismatch
 from tilecore.ir.dtype import DType
 

@@ -13,13 +13,53 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from tilecore.computing import extents
 from tilecore.computing.extents import Extent, varies
-from tilecore.computing.graph import FLOATS, Node, Shape
+from tilecore.computing.graph import FLOATS, Node, Shape, broadcast
 from tilecore.errors import ShapeMismatch, SourceSpan, TypeMismatch, UnsupportedSyntax
 
 INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
 INPUTS = (*FLOATS, "bool", *INTEGERS)
 RESULTS = (*INPUTS, "float64")
+
+
+ShapeOf = Callable[["Call", Sequence[Shape], SourceSpan], Shape]
+# Functions of whose result the shape is known where sizes vary: as their tensors broadcast, ...
+OF_ELEMENTS = (
+    "add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow", "remainder", "floor_divide",
+    "maximum", "minimum", "lt", "le", "gt", "ge", "eq", "ne", "neg", "abs", "where", "masked_fill",
+    "clamp", "clip", "and", "or", "xor", "invert", "logical_and", "logical_or", "logical_xor",
+    "logical_not", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "isnan", "isinf",
+    "isfinite", "floor", "ceil", "round", "sign", "exp", "log", "sqrt", "sin", "cos",
+)  # fmt: skip
+# ... that of their first one.
+OF_THE_FIRST = (
+    "cumsum", "cumprod", "tril", "triu", "flip", "roll", "put", "to", "type", "type_as", "float",
+    "half", "bfloat16", "double", "int", "long", "bool",
+)  # fmt: skip
+
+
+def _rows_of_table(call: Call, shapes: Sequence[Shape], span: SourceSpan) -> Shape:
+    """Return the shape of the rows that integers name: they are given before the table."""
+    _ = call, span
+    ids, table = shapes
+    return (*ids, *table[1:])
+
+
+def _repeated(call: Call, shapes: Sequence[Shape], span: SourceSpan) -> Shape:
+    """Return the shape of a tensor that is laid side by side, so many times along each axis."""
+    _ = span
+    first, *rest = call.args[1:]
+    counts = tuple(first) if isinstance(first, list | tuple) else (first, *rest)
+    own = (*(1,) * (len(counts) - len(shapes[0])), *shapes[0])
+    return tuple(n * m for n, m in zip(own, counts, strict=True))
+
+
+SHAPES: Mapping[str, ShapeOf] = MappingProxyType({
+    **dict.fromkeys(OF_ELEMENTS, lambda call, shapes, span: broadcast(call.name, shapes, span)),
+    **dict.fromkeys(OF_THE_FIRST, lambda call, shapes, span: shapes[0]),
+    "embedding": _rows_of_table, "repeat": _repeated,
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +81,7 @@ class Call:
     Attributes:
         name: of the function.
         function: takes tensors of torch.
-        args: its arguments, with holes for tensors.
+        args: its arguments, with holes for tensors; extents that vary may stand among them.
         kwargs: likewise.
     """
 
@@ -52,15 +92,30 @@ class Call:
 
     def __call__(self, tensors: Sequence[Any], shape: Shape = ()) -> Any:
         """Return what the function returns for some tensors; ``shape``: of the result."""
-        args, kwargs = _mapped((self.args, dict(self.kwargs)), Hole, lambda h: tensors[h.number])
+        args, kwargs = mapped((self.args, dict(self.kwargs)), Hole, lambda h: tensors[h.number])
         return self.function(*(shape if isinstance(a, Whole) else a for a in args), **kwargs)
+
+    @property
+    def has_extents(self) -> bool:
+        """Whether extents that vary stand among its arguments."""
+        found: list[Extent] = []
+        mapped((self.args, dict(self.kwargs)), Extent, found.append)
+        return bool(found)
+
+    def of(self, values: Mapping[str, int], number: Callable[[Extent], int] | None = None) -> Call:
+        """Return it for some sizes; ``number`` tells what extents are."""
+        given = (self.args, dict(self.kwargs))
+        args, kwargs = mapped(given, Extent, number or (lambda extent: extents.at(extent, values)))
+        return Call(self.name, self.function, args, MappingProxyType(kwargs))
 
 
 def called(
     name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any],
-    span: SourceSpan,
+    span: SourceSpan, is_told: bool = True,
 ) -> Any:  # fmt: skip
     """Return what a function of torch returns: nodes in place of tensors.
+
+    ``is_told``: torch tells from shapes; else it returns a tensor like the first one.
 
     Raises:
         UnsupportedSyntax: torch refuses the arguments; the function draws random numbers or changes
@@ -70,12 +125,18 @@ def called(
     """
     nodes: list[Node] = []
     call = _call(name, function, args, kwargs, nodes)
+    if not is_told:
+        return made(call, nodes, nodes[0].shape, nodes[0].dtype, span)
+    has_extents = call.has_extents or any(varies(n) for node in nodes for n in node.shape)
+    rule = SHAPES.get(name.strip("_")) if has_extents else None
+    if rule is None:  # torch tells of sizes that are numbers
+        call = call.of({}, operator.index)
     import torch
 
-    given = [_without_elements(torch, node) for node in nodes]
+    given = [_without_elements(torch, node, rule is None) for node in nodes]
     try:
-        with torch.no_grad(), _pure(given):
-            found = call(given)
+        with torch.no_grad(), torch._C.DisableTorchFunction(), _pure(given):
+            found = call.of({}, lambda extent: extent.value)(given)
     except _Impure as error:
         raise UnsupportedSyntax(expected=str(error), found=f"`{name}`", span=span) from None
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
@@ -87,10 +148,19 @@ def called(
     def result(tensor: Any) -> Node:
         place = next(places)
         known = next((n for n, t in zip(nodes, given, strict=True) if t is tensor), None)
-        return known or _node(call, nodes, tuple(tensor.shape), _dtype(tensor), span, place)
+        if known is not None:
+            return known
+        memory = tensor.untyped_storage()._cdata
+        owners = [i for i, t in enumerate(given) if t.untyped_storage()._cdata == memory]
+        shape: Shape = tuple(tensor.shape)
+        if rule is not None:
+            shape = rule(call, [node.shape for node in nodes], span)
+        is_dense = tensor.is_contiguous()
+        attrs = {"shares": owners[0] if owners else None, "is_dense": is_dense}
+        return made(call, nodes, shape, _dtype(tensor), span, place, **attrs)
 
     places = itertools.count()
-    return _mapped(found, torch.Tensor, result)
+    return mapped(found, torch.Tensor, result)
 
 
 def joined(name: str, tensors: Sequence[Node], dim: int, span: SourceSpan) -> Node:
@@ -122,12 +192,10 @@ def joined(name: str, tensors: Sequence[Node], dim: int, span: SourceSpan) -> No
             span=span,
         )  # fmt: skip
     extent = len(tensors) if is_new else sum(t.shape[axis] for t in tensors)
-    if varies(extent):
-        extent = extent.sizes.whole(extent)
     shape = (*first[:axis], extent, *first[axis if is_new else axis + 1 :])
     nodes: list[Node] = []
     call = _call(name, getattr(torch, name), (list(tensors), axis), {}, nodes)
-    return _node(call, nodes, shape, tensors[0].dtype, span, 0)
+    return made(call, nodes, shape, tensors[0].dtype, span)
 
 
 def expanded(x: Node, shape: Shape, span: SourceSpan) -> Node:
@@ -146,7 +214,7 @@ def expanded(x: Node, shape: Shape, span: SourceSpan) -> Node:
             span=span,
         )  # fmt: skip
     call = Call("expand", torch.broadcast_to, (Hole(0), Whole()), MappingProxyType({}))
-    return x if shape == x.shape else _node(call, [x], shape, x.dtype, span, 0)
+    return x if shape == x.shape else made(call, [x], shape, x.dtype, span)
 
 
 def _call(
@@ -159,18 +227,32 @@ def _call(
         nodes.append(node)
         return Hole(len(nodes) - 1)
 
-    held, named = _mapped((tuple(args), dict(kwargs)), Node, hole)
-    held, named = _mapped((held, named), Extent, operator.index)
+    held, named = mapped((tuple(args), dict(kwargs)), Node, hole)
     return Call(name, function, held, MappingProxyType(named))
 
 
-def _node(
-    call: Call, nodes: Sequence[Node], shape: Shape, dtype: str, span: SourceSpan, place: int
-) -> Node:
+def made(
+    call: Call, nodes: Sequence[Node], shape: Shape, dtype: str, span: SourceSpan, place: int = 0,
+    **said: Any,
+) -> Node:  # fmt: skip
+    """Return the node of a result of a call; ``said``: what else torch said of it.
+
+    Raises:
+        ShapeMismatch: it has no elements (TC201).
+    """
     if any(not varies(n) and n == 0 for n in shape):
         raise ShapeMismatch(what=call.name, expected="elements", found=f"shape {shape}", span=span)
-    attrs = MappingProxyType({"call": call, "place": place})
+    shape = tuple(n.sizes.whole(n) if varies(n) else n for n in shape)
+    is_fixed = all(map(is_constant, nodes))
+    attrs = MappingProxyType({"call": call, "place": place, "is_constant": is_fixed, **said})
     return Node("call", call.name, tuple(nodes), shape, dtype, attrs, span)
+
+
+def is_constant(node: Node) -> bool:
+    """Return whether neither arguments nor tensors that the function holds decide on a tensor."""
+    while node.kind == "view":
+        (node,) = node.producers
+    return node.kind == "call" and bool(node.attrs.get("is_constant"))
 
 
 def _dtype(tensor: Any) -> str:
@@ -185,20 +267,20 @@ def results(found: Any) -> list[Any]:
     import torch
 
     tensors: list[Any] = []
-    _mapped(found, torch.Tensor, tensors.append)
+    mapped(found, torch.Tensor, tensors.append)
     return tensors
 
 
-def _mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+def mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     """Return a value with all of a kind in it changed; in lists, tuples, dicts and slices."""
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, slice):
-        return slice(*(_mapped(v, kind, change) for v in (value.start, value.stop, value.step)))
+        return slice(*(mapped(v, kind, change) for v in (value.start, value.stop, value.step)))
     if isinstance(value, dict):
-        return {k: _mapped(v, kind, change) for k, v in value.items()}
+        return {k: mapped(v, kind, change) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        parts = [_mapped(v, kind, change) for v in value]
+        parts = [mapped(v, kind, change) for v in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value
 
@@ -210,8 +292,8 @@ class _Impure(Exception):
     """What a function would have to do not."""
 
 
-def _without_elements(torch: Any, node: Node) -> Any:
-    shape = [operator.index(n) for n in node.shape]
+def _without_elements(torch: Any, node: Node, is_fixed: bool) -> Any:
+    shape = [n.value if varies(n) and not is_fixed else operator.index(n) for n in node.shape]
     return torch.empty(shape, dtype=getattr(torch, node.dtype), device="meta")
 
 

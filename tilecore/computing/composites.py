@@ -15,16 +15,6 @@ from tilecore.errors import SourceSpan, UnsupportedSyntax
 LARGEST = 3.4e38  # nearly that of float32: a row of infinities has a finite top
 
 
-def refuse_in_place(inplace: bool) -> None:
-    """Refuse what would write to its argument.
-
-    Raises:
-        UnsupportedSyntax: it is asked for (TC101).
-    """
-    if inplace:
-        raise UnsupportedSyntax(expected="operations that return new tensors", found="inplace=True")
-
-
 def softplus(span: SourceSpan, x: Node, beta: float = 1, threshold: float = 20) -> Node:
     """Return log(1 + exp(beta * x)) / beta, and x from where beta * x is above the threshold."""
     scaled = x if beta == 1 else pointwise("mul", x, float(beta), span=span)
@@ -49,15 +39,13 @@ def _bend(span: SourceSpan, x: Node) -> Node:
     return pointwise("log1p", pointwise("exp", below, span=span), span=span)
 
 
-def mish(span: SourceSpan, x: Node, inplace: bool = False) -> Node:
+def mish(span: SourceSpan, x: Node) -> Node:
     """Return x * tanh(softplus(x))."""
-    refuse_in_place(inplace)
     return pointwise("mul", x, pointwise("tanh", softplus(span, x), span=span), span=span)
 
 
-def elu(span: SourceSpan, x: Node, alpha: float = 1.0, inplace: bool = False) -> Node:
+def elu(span: SourceSpan, x: Node, alpha: float = 1.0) -> Node:
     """Return x, below 0 alpha * (exp(x) - 1), by the tangent of x / 2: exact near 0, too."""
-    refuse_in_place(inplace)
     half = pointwise("mul", pointwise("minimum", x, 0.0, span=span), 0.5, span=span)
     tangent = pointwise("tanh", half, span=span)
     rest = pointwise("sub", 1.0, tangent, span=span)
@@ -65,11 +53,8 @@ def elu(span: SourceSpan, x: Node, alpha: float = 1.0, inplace: bool = False) ->
     return _positive_or(span, x, low)
 
 
-def leaky_relu(
-    span: SourceSpan, x: Node, negative_slope: float = 0.01, inplace: bool = False
-) -> Node:
+def leaky_relu(span: SourceSpan, x: Node, negative_slope: float = 0.01) -> Node:
     """Return x, below 0 a part of it."""
-    refuse_in_place(inplace)
     return _positive_or(span, x, pointwise("mul", x, float(negative_slope), span=span))
 
 
@@ -78,22 +63,19 @@ def _positive_or(span: SourceSpan, x: Node, low: Node) -> Node:
     return pointwise("where", above, x, low, span=span, dtype=x.dtype)
 
 
-def relu6(span: SourceSpan, x: Node, inplace: bool = False) -> Node:
+def relu6(span: SourceSpan, x: Node) -> Node:
     """Return x between 0 and 6."""
-    refuse_in_place(inplace)
     return pointwise("minimum", pointwise("maximum", x, 0.0, span=span), 6.0, span=span)
 
 
-def hardsigmoid(span: SourceSpan, x: Node, inplace: bool = False) -> Node:
+def hardsigmoid(span: SourceSpan, x: Node) -> Node:
     """Return (x + 3) / 6 between 0 and 1."""
-    refuse_in_place(inplace)
     share = relu6(span, pointwise("add", x, 3.0, span=span))
     return pointwise("mul", share, 1 / 6, span=span)
 
 
-def hardswish(span: SourceSpan, x: Node, inplace: bool = False) -> Node:
+def hardswish(span: SourceSpan, x: Node) -> Node:
     """Return x times its hardsigmoid."""
-    refuse_in_place(inplace)
     return pointwise("mul", x, hardsigmoid(span, x), span=span)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from tilecore.computing import arrays, columns, decode, grouped, long_rows, products, rows
 from tilecore.computing.fusion import Group, steps
 from tilecore.computing.graph import Node, consumers, ordered
+from tilecore.computing.operands import input_of, need_elements
 from tilecore.computing.places import GPU_ALIGNMENT_BYTES, Places, wanted_order
 from tilecore.computing.plan import (
     Called,
@@ -30,7 +31,7 @@ from tilecore.computing.plan import (
     function_of,
     recommended,
 )
-from tilecore.computing.tensor import Traced, input_of, need_elements, reading
+from tilecore.computing.tensor import Traced, argument, reading
 from tilecore.computing.text import Program
 from tilecore.computing.varying import Family, Layout, layouts_of
 from tilecore.errors import TypeMismatch
@@ -154,7 +155,8 @@ class Computation:
                 lines.append(f"copy of {step.node.shape}: its rows do not lie together")
             elif isinstance(step, Called):
                 shapes = ", ".join(str(place.shape) for place in step.reads)
-                lines.append(f"torch's {step.node.op} of {shapes}; returns {step.node.shape}")
+                of = f" of {shapes}" if shapes else ""
+                lines.append(f"torch's {step.node.op}{of}; returns {step.node.shape}")
             elif isinstance(step, Launch):
                 stage = step.stage
                 made = ", ".join(node.op for node in stage.group.members)
@@ -241,10 +243,10 @@ class Computation:
             shape, strides = layouts[name]
             lying = {} if strides is None else {"strides": strides}
             inputs[name] = input_of(name, tensor, shape, **lying)
-        for name, value in bound.arguments.items():
-            traced = arrays.mapped(value, name, lambda place, _: Traced(inputs[place]))
-            bound.arguments[name] = traced
         with reading(tensors.values()):
+            for name, value in bound.arguments.items():
+                traced = arrays.mapped(value, name, lambda place, _: argument(inputs[place]))
+                bound.arguments[name] = traced
             returned = self.function(*bound.args, **bound.kwargs)
         is_single = isinstance(returned, Traced)
         found = (returned,) if is_single else returned
@@ -253,7 +255,9 @@ class Computation:
                 expected=f"`{self.name}` to return tensors that it computes",
                 found=type(returned).__name__,
             )
-        roots = [r.node for r in found]
+        from tilecore.computing import creation  # which needs torch
+
+        roots = creation.settled([r.node for r in found])
         need_elements(*roots)
         for node in roots:
             if node.dtype == "bool" and node.kind == "pointwise":

@@ -31,7 +31,8 @@ ALIASES: Mapping[str, str] = MappingProxyType({
     "less_equal": "le", "greater": "gt", "greater_equal": "ge", "equal": "eq", "not_equal": "ne",
     "mm": "matmul", "bmm": "matmul", "_grouped_mm": "grouped_mm",
     "clip": "clamp", "concat": "cat", "concatenate": "cat",
-    "swapaxes": "transpose", "view": "reshape", "float_power": "pow",
+    "swapaxes": "transpose", "swapdims": "transpose",
+    "moveaxis": "movedim", "view": "reshape", "float_power": "pow",
     **{f"bitwise_{op}": f"logical_{op}" for op in LOGIC}, "and": "logical_and",
     "or": "logical_or", "xor": "logical_xor", "invert": "logical_not",
 })  # fmt: skip
@@ -46,6 +47,16 @@ def _unary(op: str) -> Function:
 
 def _binary(op: str) -> Function:
     def function(span: SourceSpan, a: Value, b: Value) -> Value:
+        return pointwise(op, _operand(a), _operand(b), span=span)
+
+    return function
+
+
+def _sum(op: str) -> Function:
+    def function(span: SourceSpan, a: Value, b: Value, *, alpha: float = 1) -> Value:
+        if alpha != 1:
+            is_node = isinstance(b, Node)
+            b = pointwise("mul", b, float(alpha), span=span) if is_node else b * alpha
         return pointwise(op, _operand(a), _operand(b), span=span)
 
     return function
@@ -99,13 +110,11 @@ def _where(span: SourceSpan, condition: Node, a: Value, b: Value) -> Node:
     return pointwise("where", condition, *given, span=span, dtype=dtype)
 
 
-def _relu(span: SourceSpan, x: Node, inplace: bool = False) -> Node:
-    composites.refuse_in_place(inplace)
+def _relu(span: SourceSpan, x: Node) -> Node:
     return pointwise("maximum", x, 0, span=span)
 
 
-def _silu(span: SourceSpan, x: Node, inplace: bool = False) -> Node:
-    composites.refuse_in_place(inplace)
+def _silu(span: SourceSpan, x: Node) -> Node:
     return pointwise("mul", x, pointwise("sigmoid", x, span=span), span=span)
 
 
@@ -122,11 +131,8 @@ def _gelu(span: SourceSpan, x: Node, approximate: str = "none") -> Node:
     return pointwise("mul", half, pointwise("add", part, 1.0, span=span), span=span)
 
 
-def _dropout(
-    span: SourceSpan, x: Node, p: float = 0.5, training: bool = True, inplace: bool = False
-) -> Node:
+def _dropout(span: SourceSpan, x: Node, p: float = 0.5, training: bool = True) -> Node:
     _ = span
-    composites.refuse_in_place(inplace)
     if training and p:
         raise UnsupportedSyntax(
             expected="functions that draw no random numbers",
@@ -480,15 +486,6 @@ def _join(name: str) -> Function:
     return function
 
 
-def _expand(span: SourceSpan, x: Node, *sizes: Any) -> Node:
-    wanted = sizes[0] if isinstance(sizes[0], tuple | list) else sizes
-    own = (*(1 for _ in wanted[: len(wanted) - len(x.shape)]), *x.shape)
-    extents = zip(own, wanted, strict=False)
-    return calls.expanded(
-        x, tuple(n if isinstance(m, int) and m == -1 else m for n, m in extents), span
-    )
-
-
 def _repeat_interleave(
     span: SourceSpan, x: Node, repeats: int, dim: int | None = None, **_: Any
 ) -> Node:
@@ -508,7 +505,7 @@ def _as(dtype: str) -> Function:
 # Functions of tensors of any element type, and those of truth.
 OF_ALL = (
     "transpose", "t", "permute", "reshape", "unsqueeze", "squeeze", "flatten", "chunk", "split",
-    "contiguous", "clone", "detach", "cat", "stack", "expand", "broadcast_to", "grouped_mm",
+    "contiguous", "clone", "detach", "cat", "stack", "grouped_mm", *views.ALWAYS, *views.MAYBE,
 )  # fmt: skip
 OF_TRUTH = (
     "where", "masked_fill", "scaled_dot_product_attention", "float", "half", "bfloat16",
@@ -518,13 +515,14 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType({
     **composites.FUNCTIONS,
     **{op: _unary(op) for op in UNARY},
     **{op: _binary(op) for op in BINARY},
+    "add": _sum("add"), "sub": _sum("sub"),
     **{op: _comparison(op) for op in COMPARISONS},
     **{f"logical_{op}": _logic(op) for op in LOGIC},
     **{op: _reduction(op) for op in ("sum", "mean", "amax", "amin")},
     "max": _extreme("amax", "maximum"), "min": _extreme("amin", "minimum"),
     "where": _where, "masked_fill": _masked_fill, "dropout": _dropout,
     "cat": _join("cat"), "stack": _join("stack"),
-    "expand": _expand, "broadcast_to": _expand, "repeat_interleave": _repeat_interleave,
+    "expand": views.expand, "broadcast_to": views.expand, "repeat_interleave": _repeat_interleave,
     "relu": _relu, "silu": _silu, "gelu": _gelu, "clamp": _clamp,
     "square": _square, "reciprocal": _reciprocal, "to": _to, "type": _to, "astype": _to,
     "float": _as("float32"), "half": _as("float16"), "bfloat16": _as("bfloat16"),
@@ -535,6 +533,9 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType({
     "scaled_dot_product_attention": _attention, "einsum": _einsum, "transpose": views.transpose,
     "t": views.turned, "permute": views.permute, "reshape": views.reshape,
     "unsqueeze": views.unsqueeze, "squeeze": views.squeeze, "flatten": views.flatten,
-    "chunk": views.chunk, "split": views.split,
+    "chunk": views.chunk, "split": views.split, "split_with_sizes": views.split,
+    "unbind": views.unbind, "select": views.select, "narrow": views.narrow,
+    "movedim": views.movedim, "unflatten": views.unflatten, "view_as": views.as_other,
+    "reshape_as": views.as_other, "expand_as": views.expand_as,
     "contiguous": views.same, "clone": views.same, "detach": views.same,
 })  # fmt: skip

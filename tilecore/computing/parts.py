@@ -30,7 +30,20 @@ LYING = ("input", "view", "call")  # tensors that no kernel could still compute 
 def in_parts(roots: Sequence[Node]) -> list[Node]:
     """Return roots in which equal parts are computed by one kernel, with what follows them."""
     users = consumers(ordered(roots))
-    return rewritten(rewritten(roots, _Push(users).change), _with_kernel)
+    found = rewritten(rewritten(roots, _Push(users).change), _with_kernel)
+    users = consumers(ordered(found))
+    return rewritten(found, lambda node: _as_it_is(node, users))
+
+
+def _as_it_is(node: Node, users: Mapping[Node, Sequence[Node]]) -> Node:
+    """Return a tensor that repeats another one without a copy, where torch alone reads it."""
+    readers = users.get(node, ())
+    if (node.kind, node.op) != ("call", "expand") or not readers:
+        return node
+    if any(reader.kind != "call" for reader in readers):
+        return node
+    attrs = MappingProxyType({**node.attrs, "is_for_calls": True})
+    return Node(node.kind, node.op, node.args, node.shape, node.dtype, attrs, node.span)
 
 
 def _with_kernel(node: Node) -> Node:

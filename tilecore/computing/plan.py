@@ -180,11 +180,15 @@ class Plan:
                 if call not in returned:
                     given = [arrays.at(known, p) for p in step.reads]
                     returned[call] = arrays.called(call, given, step.node)
-                known[step.node] = arrays.laid(returned[call][place], step.node, self.alignment)
+                found = returned[call][place]
+                is_as_it_is = step.node.attrs.get("is_for_calls")
+                if not is_as_it_is:
+                    found = arrays.laid(found, step.node, self.alignment)
+                known[step.node] = found
             else:
                 known[step] = arrays.laid(step.attrs["held"], step, self.alignment)
-        found = [arrays.whole(arrays.at(known, place)) for place in self.results]
-        return found[0] if self.is_single else tuple(found)
+        results = [arrays.whole(arrays.at(known, place)) for place in self.results]
+        return results[0] if self.is_single else tuple(results)
 
     def of(self, values: Values) -> Plan:
         """Return the plan, whose sizes vary, for some of them."""
@@ -212,6 +216,7 @@ class _Sized:
     def __init__(self, values: Values) -> None:
         self._values = values
         self._nodes: dict[Node, Node] = {}
+        self._sized: dict[Call, Call] = {}
 
     def node(self, node: Node) -> Node:
         found = self._nodes.get(node)
@@ -219,6 +224,8 @@ class _Sized:
             attrs = dict(node.attrs)
             if "strides" in attrs:
                 attrs["strides"] = self._numbers(attrs["strides"])
+            if "call" in attrs:
+                attrs["call"] = self._call(attrs["call"])
             found = self._nodes[node] = Node(
                 node.kind, node.op, (), self._numbers(node.shape), node.dtype, attrs, node.span
             )
@@ -229,6 +236,12 @@ class _Sized:
             self.node(place.memory), at(place.offset, self._values), self._numbers(place.shape),
             self._numbers(place.strides),
         )  # fmt: skip
+
+    def _call(self, call: Call) -> Call:
+        found = self._sized.get(call)
+        if found is None:
+            found = self._sized[call] = call.of(self._values)
+        return found
 
     def _numbers(self, shape: Sequence[Any]) -> tuple[int, ...]:
         return tuple(at(n, self._values) for n in shape)

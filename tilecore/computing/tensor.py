@@ -1,36 +1,42 @@
 """Traced: the tensor that a computation is read with. It answers to what torch and NumPy write.
 
 Methods, operators, functions of torch (``__torch_function__``) and ufuncs of NumPy
-(``__array_ufunc__``) end in ``functions.FUNCTIONS``, by name; torch itself is called for what is
-not there (``calls``).
+(``__array_ufunc__``) end in ``called``: in ``functions.FUNCTIONS``, by name, or in torch itself
+(``calls``). What is written in place ends in ``changed`` (``writing``).
 """
 
 from __future__ import annotations
 
 import operator
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
-from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
-from tilecore.computing import calls
-from tilecore.computing.extents import Extent, taken
-from tilecore.computing.functions import ALIASES, FUNCTIONS, OF_ALL, OF_TRUTH, Value
-from tilecore.computing.graph import FLOATS, Node, Shape, sliced
-from tilecore.errors import (
-    ShapeMismatch,
-    SourceSpan,
-    TileError,
-    TypeMismatch,
-    UnsupportedSyntax,
+from tilecore.computing import calls, views
+from tilecore.computing.functions import ALIASES, FUNCTIONS
+from tilecore.computing.given import (
+    converted_to,
+    is_dense,
+    is_of_torch,
+    is_plain,
+    kinds,
+    node_of,
+    nodes_of,
+    says_correction,
+    tensors_of,
 )
+from tilecore.computing.graph import FLOATS, Node
+from tilecore.computing.operands import (
+    caller,
+    device,
+    forget_device,
+    have_device,
+    need_elements,
+)
+from tilecore.computing.storage import CALLERS, HELD, Storage, View
+from tilecore.errors import SourceSpan, TileError, TypeMismatch, UnsupportedSyntax
 
-OWN = ("tilecore.computing", "torch", "numpy")  # packages between the user's line and a node
 # Of NumPy's functions (its ufuncs apart) those that mean what torch's of that name do.
 OF_NUMPY = (
     "sum",
@@ -47,56 +53,57 @@ OF_NUMPY = (
     "concatenate",
     "stack",
 )
-# The device of a call's tensors; None: it passes arrays of NumPy, whose methods are not torch's.
-_device: ContextVar[Any] = ContextVar("device", default=None)
+# Functions that return their argument where they have nothing to do; of torch also in place.
+SAME = ("to", "type", "float", "half", "bfloat16", "dropout")
+TURNED = ("einsum", "scaled_dot_product_attention")  # whose results torch lays out otherwise
+LAID = ("matmul", "linear", "addmm")  # ... and as rows, whatever it was given
 
 
 @contextmanager
 def reading(tensors: Iterable[Any]) -> Iterator[None]:
     """Have a function read that is called with some tensors."""
-    import torch
+    token = have_device(tensors)
+    from tilecore.computing import creation  # which needs torch
 
-    known = list(tensors)
-    found = next((t.device for t in known if isinstance(t, torch.Tensor)), torch.device("cpu"))
-    token = _device.set(None if any(isinstance(t, np.ndarray) for t in known) else found)
     try:
-        yield
+        with creation.guarded(_new):
+            yield
     finally:
-        _device.reset(token)
+        forget_device(token)
 
 
-class Traced:
+class Traced(View):
     """A tensor of a computation that is being read: shapes and element types, no elements."""
 
     __array_priority__ = 1000
     is_nested = is_sparse = is_quantized = False  # which torch's modules ask for
-
-    def __init__(self, node: Node) -> None:
-        self.node = node
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its extents."""
-        return self.node.shape
-
-    @property
-    def ndim(self) -> int:
-        """How many axes it has."""
-        return len(self.node.shape)
 
     @property
     def dtype(self) -> Any:
         """Its element type, as torch has it."""
         import torch
 
-        return getattr(torch, self.node.dtype)
+        return getattr(torch, self.seen.dtype)
 
     @property
     def device(self) -> Any:
         """Where the tensors of the call are, as torch has it."""
-        if _device.get() is None:
+        if device() is None:
             raise _unknown("Tensor.device")
-        return _device.get()
+        return device()
+
+    @property
+    def elements(self) -> Any:
+        """A tensor of torch with its elements, where no argument decides on them."""
+        if not calls.is_constant(self.node):
+            raise UnsupportedSyntax(
+                expected="a computation whose steps do not depend on elements",
+                found="a tensor where Python decides", span=caller(),
+                hint="use torch.where(condition, a, b)",
+            )  # fmt: skip
+        from tilecore.computing import creation
+
+        return creation.elements(self.node)
 
     @property
     def is_cuda(self) -> bool:
@@ -126,11 +133,22 @@ class Traced:
     def __len__(self) -> int:
         return self.shape[0]
 
+    def numel(self) -> int:
+        """Return how many elements it has."""
+        return self.seen.size
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(called("unbind", (self,), {}))
+
     def __getitem__(self, index: Any) -> Any:
-        entries = index if isinstance(index, tuple) else (index,)
-        if any(isinstance(e, Traced | list) or is_tensor(e) for e in entries):
+        if not is_plain(index):
             return called("__getitem__", (self, index), {})
-        return Traced(_part(self.node, index, _caller()))
+        return Traced(self.memory, views.part(caller(), self.seen, index))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        from tilecore.computing import writing
+
+        writing.assign(self, index, value, caller())
 
     def __neg__(self) -> Any:
         return called("neg", (self,), {})
@@ -142,11 +160,24 @@ class Traced:
         return called("abs", (self,), {})
 
     def __bool__(self) -> bool:
-        raise UnsupportedSyntax(
-            expected="a computation whose steps do not depend on elements",
-            found="a tensor where Python decides", span=_caller(),
-            hint="use torch.where(condition, a, b)",
-        )  # fmt: skip
+        return bool(self.elements)
+
+    def __int__(self) -> int:
+        return int(self.elements)
+
+    def __float__(self) -> float:
+        return float(self.elements)
+
+    def __index__(self) -> int:
+        return operator.index(self.elements)
+
+    def item(self) -> Any:
+        """Return its one element, where no argument decides on it."""
+        return self.elements.item()
+
+    def tolist(self) -> Any:
+        """Return its elements, where no argument decides on them."""
+        return self.elements.tolist()
 
     def __getattr__(self, name: str) -> Any:
         if name in ALIASES or name in FUNCTIONS:
@@ -186,24 +217,27 @@ def _binary(name: str, *, is_turned: bool = False) -> Any:
 
 def _in_place(name: str) -> Any:
     def method(self: Traced, other: Any) -> Any:
-        if self.node.kind in ("input", "view"):  # what the caller has would change
-            raise UnsupportedSyntax(
-                expected="a computation that changes no tensor of its caller's",
-                found="an update in place", span=_caller(), hint="write x = x + 1, not x += 1",
-            )  # fmt: skip
-        return called(name, (self, other), {})
+        from tilecore.computing import writing
+
+        return writing.changed(name, self, lambda: called(name, (self, other), {}), caller())
 
     return method
 
 
 _LOGIC = ("and", "or", "xor")
-_ARITHMETIC = ("add", "sub", "mul", "truediv", "pow", "matmul", "floordiv", "mod")  # or refused
-for _name in (*_ARITHMETIC, *_LOGIC, "lt", "le", "gt", "ge", "eq", "ne"):
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "pow", "floordiv", "mod")  # or refused
+for _name in (*_ARITHMETIC, *_LOGIC, "matmul", "lt", "le", "gt", "ge", "eq", "ne"):
     setattr(Traced, f"__{_name}__", _binary(_name))
-for _name in (*_ARITHMETIC, *_LOGIC):
+for _name in (*_ARITHMETIC, *_LOGIC, "matmul"):
     setattr(Traced, f"__r{_name}__", _binary(_name, is_turned=True))
+for _name in (*_ARITHMETIC, *_LOGIC):
     setattr(Traced, f"__i{_name}__", _in_place(_name))
 setattr(Traced, "__hash__", object.__hash__)  # noqa: B010 (an __eq__ of its own took it)
+
+
+def argument(node: Node) -> Traced:
+    """Return a tensor that a call passes: the function may not write to it."""
+    return Traced(Storage.of(node, has_place=device() is not None, owner=CALLERS))
 
 
 def called(
@@ -218,182 +252,176 @@ def called(
         UnsupportedSyntax: computations have no such function, or not with these arguments (TC101).
         TileError: shapes or element types do not fit, placed at the caller's line.
     """
-    span = _caller()
-    bare = name[2:-2] if name.startswith("__") else name  # add_, in place, is none of them
+    from tilecore.computing import writing
+
+    span = caller()
+    bare = name[2:-2] if name.startswith("__") else name
+    if kwargs.get("out") is not None:
+        raise UnsupportedSyntax(
+            expected="operations that return new tensors", found=f"`{name}` with out=", span=span,
+            hint="write out.copy_(...), or out[...] = ...",
+        )  # fmt: skip
+    if writing.is_in_place(bare) or kwargs.get("inplace"):
+        return writing.by_name(bare, args, kwargs, function, span)
+    kwargs = {k: v for k, v in kwargs.items() if k != "inplace"}
+    if bare == "to" and device() is not None:
+        args, kwargs = converted_to(args, kwargs)
+        if len(args) == 1 and not kwargs.pop("copy", False):
+            return args[0] if isinstance(args[0], Traced) else _viewed("detach", args[0], (), {})
+        bare = "clone" if len(args) == 1 else bare
+    found = _of_memory(bare, args, kwargs)
+    if found is not None:
+        return found
     own = ALIASES.get(bare, bare)
     if own != "cat":
         need_elements(*(v.node for v in (*args, *kwargs.values()) if isinstance(v, Traced)))
     known = FUNCTIONS.get(own)
-    if own in ("var", "std") and _device.get() is not None and not _says_correction(args, kwargs):
+    if own in ("var", "std") and device() is not None and not says_correction(args, kwargs):
         kwargs = {**kwargs, "correction": 1}  # of NumPy it is 0
-    if known is None or _is_of_torch(own, args, kwargs):
+    if known is None or is_of_torch(own, args, kwargs):
         of_torch = function or _method(bare, args, kwargs)
         if of_torch is None and known is not None:
-            others = ", ".join(_kinds((*args, *kwargs.values())))
+            others = ", ".join(kinds((*args, *kwargs.values())))
             raise TypeMismatch(expected=f"`{bare}` of {', '.join(FLOATS)}", found=others, span=span)
         if of_torch is None:
             raise _unknown(name)
         try:
-            return _traced(calls.called(name, of_torch, _held(args), _held(kwargs), span))
+            made = calls.called(name, of_torch, nodes_of(args), nodes_of(kwargs), span)
         except TileError as error:
             raise error.at(span) from None
+        return _traced(made, own, (*args, *kwargs.values()), may_be_same=True)
+    made = _computed(own, args, kwargs, span)
+    may_be_same = own in SAME and not kwargs.get("copy")
+    return _traced(made, own, (*args, *kwargs.values()), may_be_same)
+
+
+def _computed(own: str, args: Sequence[Any], kwargs: Mapping[str, Any], span: SourceSpan) -> Any:
+    """Return what a function of ours makes of nodes."""
     try:
-        found = known(span, *map(_node, args), **{k: _node(v) for k, v in kwargs.items()})
+        return FUNCTIONS[own](
+            span, *map(node_of, args), **{k: node_of(v) for k, v in kwargs.items()}
+        )
     except TypeError as error:
         raise UnsupportedSyntax(
-            expected=f"arguments that computations know of `{bare}`", found=str(error), span=span
+            expected=f"arguments that computations know of `{own}`", found=str(error), span=span
         ) from error
     except TileError as error:
         raise error.at(span) from None
-    return _traced(found)
 
 
-def need_elements(*nodes: Node) -> None:
-    """Refuse parts of tensors that have no elements: joined to others they are left out.
+# --- which tensors share memory -------------------------------------------------------------------
 
-    Raises:
-        ShapeMismatch: one of them has none (TC201).
+
+def _of_memory(bare: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return views, copies, and tensors that are created; None: a function does something else."""
+    if bare == "clone" and isinstance(args[0], Traced):
+        return _clone(args[0], kwargs)
+    if bare in (*views.ALWAYS, *views.MAYBE):
+        return _viewed(bare, args[0], args[1:], kwargs)
+    return _created(bare, args, kwargs)
+
+
+def _clone(x: Traced, kwargs: Mapping[str, Any]) -> Traced:
+    """Return a tensor of its own with the same elements."""
+    need_elements(x.seen)
+    wanted = str(kwargs.get("memory_format", "preserve"))
+    is_laid = "contiguous" in wanted or ("preserve" in wanted and is_dense(x))
+    return Traced(Storage.of(x.node, has_place=is_laid))
+
+
+def _viewed(bare: str, x: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return views; a copy where torch has to make one; what may be both where only it knows."""
+    if not isinstance(x, Traced):
+        x = Traced(Storage.of(node_of(x), owner=HELD))
+    need_elements(x.seen)
+    own, span = ALIASES.get(bare, bare), caller()
+    found = _computed(own, (x.seen, *args), kwargs, span)
+    if isinstance(found, list | tuple):
+        return tuple(Traced(x.memory, part) for part in found)
+    if bare not in views.MAYBE:
+        return Traced(x.memory, found)
+    if bare == "contiguous":
+        place = x.memory.place(x.seen)
+        is_view = None if place is None else place.is_dense
+        if is_view or not x.shape:
+            return x
+    elif bare == "flatten" and device() is None:
+        is_view = False  # of NumPy
+    else:
+        is_view = x.memory.keeps(x.seen, found.shape)
+        if is_view:
+            return Traced(x.memory, found)
+    has_place = is_view is False or bare == "contiguous"
+    new = Storage.of(x.memory.node(found, span), has_place=has_place)
+    if is_view is None:
+        new.join(x.memory)
+    return Traced(new)
+
+
+def _created(bare: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Traced | None:
+    """Return what a method of a tensor creates."""
+    if device() is None:
+        return None
+    from tilecore.computing import creation
+
+    found = creation.created(bare, args, kwargs, caller()) if bare in creation.NAMES else None
+    return None if found is None else _new(found, args if bare.endswith("_like") else ())
+
+
+def _new(node: Node, given: Sequence[Any] = ()) -> Traced:
+    """Return a tensor that was created, maybe laid out like others."""
+    return Traced(Storage.of(node, has_place=all(map(is_dense, given[:1]))))
+
+
+def _traced(found: Any, own: str, given: Sequence[Any], may_be_same: bool) -> Any:
+    """Return the tensors of nodes that a function returned.
+
+    ``may_be_same``: an argument among them is that argument itself.
     """
-    for node in nodes:
-        if 0 in node.shape:
-            raise ShapeMismatch(
-                what=node.op, expected="elements", found=f"shape {node.shape}", span=node.span
-            )
+    tensors = list(tensors_of(given))
+    lie_dense = own not in TURNED and all(map(is_dense, tensors))
+    traced = [t for t in tensors if isinstance(t, Traced)]
+
+    def result(node: Node) -> Any:
+        source = node if may_be_same else None
+        owners = [t for t in traced if t.node is source]
+        if len({(t.memory, t.seen) for t in owners}) == 1:
+            return owners[0]
+        if not owners and node.attrs.get("shares") is not None:
+            source = node.args[node.attrs["shares"]]
+            owners = [t for t in traced if t.node is source]
+        is_told = "is_dense" in node.attrs and node.kind == "call"  # by torch
+        is_plain = len(node.shape) not in (4, 5)  # which torch may lay out by channels
+        if is_told:
+            has_place = lie_dense and is_plain and node.attrs["is_dense"]
+        else:
+            has_place = lie_dense or own in LAID or (own in ("cat", "stack") and is_plain)
+        is_held = source is not None and "held" in source.attrs
+        found = Storage.of(node, has_place=has_place, owner=HELD if is_held else "")
+        for owner in owners:
+            found.join(owner.memory)
+        return Traced(found)
+
+    return _tuples(calls.mapped(found, Node, result))
 
 
-def _is_of_torch(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether torch computes a function that kernels compute of other arguments."""
-    if name in OF_ALL:
-        return False
-    given = (*args, *kwargs.values())
-    if (name in ("max", "min") and "dim" in kwargs) or (name == "to" and _is_exact(given)):
-        return True
-    kinds = _kinds(given)
-    return bool(kinds - {"bool"} if name in OF_TRUTH else kinds)
-
-
-def _kinds(given: Sequence[Any]) -> set[str]:
-    """Return the element types of tensors that no kernel computes with."""
-    nodes = [v.node for v in given if isinstance(v, Traced)]
-    held = [v for v in given if not isinstance(v, Traced) and is_tensor(v)]
-    found = {n.dtype for n in nodes if n.kind != "pointwise"}
-    return (found | {str(v.dtype).removeprefix("torch.") for v in held}) - set(FLOATS)
-
-
-def _says_correction(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether a variance says what its sum is divided by."""
-    is_named = "correction" in kwargs or kwargs.get("unbiased") is not None
-    return is_named or any(isinstance(v, bool) for v in args[1:3])
-
-
-def _is_exact(given: Sequence[Any]) -> bool:
-    """Return whether one of some arguments is a type of integers, of truth or float64."""
-    return any(str(v).removeprefix("torch.") in (*calls.INTEGERS, "bool", "float64") for v in given)
+def _tuples(found: Any) -> Any:
+    """Return lists as tuples, as torch has them."""
+    return tuple(found) if isinstance(found, list) else found
 
 
 def _method(
     name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = MappingProxyType({})
 ) -> Callable[..., Any] | None:
     """Return what computes a method of torch's tensors, None if there is none."""
-    if _device.get() is None:
+    if device() is None:
         return None
     import torch
 
     of_python = getattr(operator, f"__{name}__", None)
-    takes_numbers = of_python is not None and not kwargs and len(args) <= 2  # on the left, too
+    takes_numbers = callable(of_python) and not kwargs and len(args) <= 2  # on the left, too
     found: Callable[..., Any] | None = of_python if takes_numbers else None
     return found or getattr(torch.Tensor, name, None)
-
-
-def _held(value: Any) -> Any:
-    """Return arguments with nodes in place of tensors, at any depth."""
-    if isinstance(value, dict):
-        return {k: _held(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)([_held(v) for v in value])
-    return value if isinstance(value, slice) else _node(value)
-
-
-def _node(value: Any) -> Value:
-    if isinstance(value, Traced):
-        return value.node
-    if isinstance(value, tuple | list) and any(isinstance(v, Traced) for v in value):
-        return [_node(v) for v in value]
-    if isinstance(value, np.generic):
-        return value.item()
-    if is_tensor(value):
-        return input_of("held", value, held=value)
-    return value
-
-
-def input_of(name: str, tensor: Any, shape: Shape | None = None, **attrs: Any) -> Node:
-    """Return the node of a tensor; raises TypeMismatch for another element type (TC202).
-
-    ``shape``: where some of its extents vary.
-    """
-    dtype, span = str(tensor.dtype).removeprefix("torch."), _caller()
-    if dtype not in calls.INPUTS:
-        raise TypeMismatch(
-            expected=f"`{name}` of element type {', '.join(calls.INPUTS)}", found=dtype, span=span,
-            hint="convert it first",
-        )  # fmt: skip
-    shape = tuple(int(n) for n in tensor.shape) if shape is None else shape
-    if 0 in shape:
-        raise ShapeMismatch(what=name, expected="elements", found=f"shape {shape}", span=span)
-    return Node("input", name, (), shape, dtype, attrs, span)
-
-
-def _traced(found: Any) -> Any:
-    if isinstance(found, Node):
-        return Traced(found)
-    if not isinstance(found, tuple | list):
-        return found
-    parts = tuple(map(_traced, found))
-    return type(found)(parts) if hasattr(found, "n_fields") else parts  # values, indices
-
-
-def is_tensor(value: Any) -> bool:
-    """Return whether a value is a tensor of torch or an array of NumPy."""
-    is_class = isinstance(value, type)  # np.float16, whose attributes are those of its numbers
-    return not is_class and hasattr(value, "shape") and hasattr(value, "dtype")
-
-
-def _part(x: Node, index: Any, span: SourceSpan) -> Node:
-    """Return the part that an index of integers, slices, None and ... names."""
-    entries = list(index) if isinstance(index, tuple) else [index]
-    count = sum(e is not None and e is not Ellipsis for e in entries)
-    whole = [slice(None)] * (len(x.shape) - count)
-    at = next((i for i, e in enumerate(entries) if e is Ellipsis), len(entries))
-    entries[at : at + 1] = whole
-    extents, shape = iter(x.shape), []
-    for entry in entries:
-        if entry is None:
-            shape.append(1)
-            continue
-        extent = next(extents, 0)
-        if isinstance(entry, slice):
-            shape.append(taken(entry, extent)[1])
-        elif not isinstance(entry, int | Extent) or not -extent <= entry < extent:
-            raise UnsupportedSyntax(
-                expected=f"integers, slices and None that lie in shape {x.shape}",
-                found=f"[{index!r}]", span=span,
-            )  # fmt: skip
-    return sliced(x, tuple(entries), tuple(shape), span)
-
-
-def _caller() -> SourceSpan:
-    """Return the place of the user's that is being read."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and _is_own(frame.f_globals.get("__name__", "")):
-        frame = frame.f_back
-    code = frame.f_code
-    line, _, column, end = next(islice(code.co_positions(), frame.f_lasti // 2, None))
-    start, stop = ((column or 0) + 1, (end or 0) + 1)
-    return SourceSpan(code.co_filename, line or frame.f_lineno, start, max(stop, start + 1))
-
-
-def _is_own(module: str) -> bool:
-    return any(module == name or module.startswith(f"{name}.") for name in OWN)
 
 
 class _Unknown(UnsupportedSyntax, AttributeError):
@@ -404,5 +432,5 @@ def _unknown(name: str) -> UnsupportedSyntax:
     known = ", ".join(sorted(FUNCTIONS))
     return _Unknown(
         expected="a function that computations know, or one of torch's", found=f"`{name}`",
-        span=_caller(), hint=f"known are {known}",
+        span=caller(), hint=f"known are {known}",
     )  # fmt: skip

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any
 
-from tilecore.computing import graph
-from tilecore.computing.extents import varies
+from tilecore.computing import calls, graph
+from tilecore.computing.extents import Extent, taken, varies
 from tilecore.computing.graph import Node
-from tilecore.errors import ShapeMismatch, SourceSpan
+from tilecore.errors import ShapeMismatch, SourceSpan, UnsupportedSyntax
+
+# Views of torch's, by name; of the others it returns a copy where there are no strides for a view.
+ALWAYS = (
+    "transpose", "swapaxes", "swapdims", "t", "permute", "view", "unsqueeze", "squeeze", "chunk",
+    "split", "split_with_sizes", "detach", "expand", "expand_as", "broadcast_to", "unbind",
+    "narrow", "select", "movedim", "moveaxis", "unflatten", "view_as",
+)  # fmt: skip
+MAYBE = ("reshape", "reshape_as", "flatten", "contiguous")
 
 
 def axes_of(x: Node, dim: Any) -> list[int]:
@@ -20,6 +29,8 @@ def axes_of(x: Node, dim: Any) -> list[int]:
     """
     rank = len(x.shape)
     named = range(rank) if dim is None else [dim] if isinstance(dim, int) else list(dim)
+    if rank == 0 and all(a in (0, -1) for a in named):
+        return []  # as torch has it
     axes = sorted({int(a) + rank if a < 0 else int(a) for a in named})
     if any(not 0 <= a < rank for a in axes):
         raise ShapeMismatch(
@@ -30,6 +41,8 @@ def axes_of(x: Node, dim: Any) -> list[int]:
 
 def transpose(span: SourceSpan, x: Node, dim0: int, dim1: int) -> Node:
     """Return it with two axes swapped."""
+    if not x.shape:
+        return x
     order = list(range(len(x.shape)))
     order[dim0], order[dim1] = order[dim1], order[dim0]
     return graph.permuted(x, order, span)
@@ -67,6 +80,8 @@ def squeeze(span: SourceSpan, x: Node, dim: int | None = None) -> Node:
 
 def flatten(span: SourceSpan, x: Node, start_dim: int = 0, end_dim: int = -1) -> Node:
     """Return it with some axes as one."""
+    if not x.shape:
+        return graph.reshaped(x, (1,), span)
     first, last = start_dim % len(x.shape), end_dim % len(x.shape)
     return graph.reshaped(x, (*x.shape[:first], -1, *x.shape[last + 1 :]), span)
 
@@ -88,6 +103,92 @@ def split(span: SourceSpan, x: Node, size: int | Sequence[int], dim: int = 0) ->
         parts.append(graph.sliced(x, index, shape, span))
         first = last
     return parts
+
+
+def unbind(span: SourceSpan, x: Node, dim: int = 0) -> list[Node]:
+    """Return its parts along an axis, without that axis."""
+    return [select(span, x, dim, at) for at in range(x.shape[dim])]
+
+
+def select(span: SourceSpan, x: Node, dim: int, index: Any) -> Node:
+    """Return one of its parts along an axis, without that axis."""
+    (axis,) = axes_of(x, dim)
+    return part(span, x, (*[slice(None)] * axis, index))
+
+
+def narrow(span: SourceSpan, x: Node, dim: int, start: Any, length: Any) -> Node:
+    """Return some of its parts along an axis."""
+    (axis,) = axes_of(x, dim)
+    first = start + x.shape[axis] if start < 0 else start
+    return part(span, x, (*[slice(None)] * axis, slice(first, first + length)))
+
+
+def movedim(span: SourceSpan, x: Node, source: Any, destination: Any) -> Node:
+    """Return it with some axes at other places."""
+    rank = len(x.shape)
+    if rank == 0:
+        return x
+    moved, places = (
+        [axis % rank for axis in ([of] if isinstance(of, int) else of)]
+        for of in (source, destination)
+    )
+    rest = iter(axis for axis in range(rank) if axis not in moved)
+    order = [moved[places.index(at)] if at in places else next(rest) for at in range(rank)]
+    return graph.permuted(x, order, span)
+
+
+def unflatten(span: SourceSpan, x: Node, dim: int, sizes: Sequence[Any]) -> Node:
+    """Return it with an axis taken apart."""
+    (axis,) = axes_of(x, dim)
+    known = math.prod(n for n in sizes if n != -1)
+    extents = [x.shape[axis] // known if n == -1 else n for n in sizes]
+    return graph.reshaped(x, (*x.shape[:axis], *extents, *x.shape[axis + 1 :]), span)
+
+
+def as_other(span: SourceSpan, x: Node, other: Node) -> Node:
+    """Return the same elements in the shape of another tensor."""
+    return graph.reshaped(x, other.shape, span)
+
+
+def expand(span: SourceSpan, x: Node, *sizes: Any) -> Node:
+    """Return it repeated along axes of one element; -1 keeps an extent."""
+    wanted = sizes[0] if isinstance(sizes[0], tuple | list) else sizes
+    own = (*(1 for _ in wanted[: len(wanted) - len(x.shape)]), *x.shape)
+    extents = zip(own, wanted, strict=False)
+    shape = tuple(n if isinstance(m, int) and m == -1 else m for n, m in extents)
+    return calls.expanded(x, shape, span)
+
+
+def expand_as(span: SourceSpan, x: Node, other: Node) -> Node:
+    """Return it repeated to the shape of another tensor."""
+    return calls.expanded(x, other.shape, span)
+
+
+def part(span: SourceSpan, x: Node, index: Any) -> Node:
+    """Return the part that an index of integers, slices, None and ... names.
+
+    Raises:
+        UnsupportedSyntax: something else stands there, or an integer that is not in it (TC101).
+    """
+    entries = list(index) if isinstance(index, tuple) else [index]
+    count = sum(e is not None and e is not Ellipsis for e in entries)
+    whole = [slice(None)] * (len(x.shape) - count)
+    at = next((i for i, e in enumerate(entries) if e is Ellipsis), len(entries))
+    entries[at : at + 1] = whole
+    extents, shape = iter(x.shape), []
+    for entry in entries:
+        if entry is None:
+            shape.append(1)
+            continue
+        extent = next(extents, 0)
+        if isinstance(entry, slice):
+            shape.append(taken(entry, extent)[1])
+        elif not isinstance(entry, int | Extent) or not -extent <= entry < extent:
+            raise UnsupportedSyntax(
+                expected=f"integers, slices and None that lie in shape {x.shape}",
+                found=f"[{index!r}]", span=span,
+            )  # fmt: skip
+    return graph.sliced(x, tuple(entries), tuple(shape), span)
 
 
 def same(span: SourceSpan, x: Node, *given: Any, **named: Any) -> Node:

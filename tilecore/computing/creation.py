@@ -1,0 +1,390 @@
+"""Tensors that a function creates while it is read, and what it must not do to real ones.
+
+``torch.zeros(x.shape[0], 4)`` is a call of the computation, so that it may be written to and its
+extents may vary. Where Python asks for elements of tensors that no argument decides, torch computes
+them at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tilecore.computing import calls, graph, operands
+from tilecore.computing.calls import Call, Whole
+from tilecore.computing.extents import Extent, varies
+from tilecore.computing.graph import FLOATS, Node, Shape
+from tilecore.computing.storage import HELD
+from tilecore.computing.windows import UNFILLED
+from tilecore.errors import SourceSpan, UnsupportedSyntax
+
+MOST_KEPT = 2**18  # elements of a tensor that a plan keeps rather than have it made at each call
+NUMBERS = {"zeros": 0, "ones": 1}
+SIZED = ("zeros", "ones", "empty", "full")
+NAMES = (
+    *SIZED, *(f"{name}_like" for name in SIZED), *(f"new_{name}" for name in SIZED),
+    "arange", "eye", "linspace",
+)  # fmt: skip
+_CREATING = frozenset(
+    getattr(of, name) for of in (torch, torch.Tensor) for name in NAMES if hasattr(of, name)
+)
+_PLAIN = {"dtype", "device", "size", "fill_value", "memory_format", "layout", "pin_memory",
+          "start", "end", "step", "steps", "n", "m", "requires_grad"}  # fmt: skip
+
+
+# --- nodes ----------------------------------------------------------------------------------------
+
+
+def created(
+    name: str, args: Sequence[Any], kwargs: Mapping[str, Any], span: SourceSpan
+) -> Node | None:
+    """Return the tensor that a function of torch creates; None: torch is to make it itself.
+
+    ``args``: of ``zeros_like`` and of methods the first one is a tensor, or its node.
+    """
+    device = kwargs.get("device")
+    is_other = device is not None and not _is_here(device)
+    if operands.device() is None or is_other or set(kwargs) - _PLAIN or kwargs.get("layout"):
+        return None
+    if kwargs.get("requires_grad") or kwargs.get("pin_memory"):
+        return None
+    of_other = name.endswith("_like") or name.startswith("new_")
+    if of_other or device is not None or _is_here(torch.get_default_device()):
+        own = name.removesuffix("_like").removeprefix("new_")
+        make = _sized if own in SIZED else OTHERS[own]
+        return make(own, args, kwargs, span, of_other, name.startswith("new_"))
+    return None
+
+
+def _sized(
+    name: str, args: Sequence[Any], kwargs: Mapping[str, Any], span: SourceSpan, of_other: bool,
+    is_new: bool,
+) -> Node | None:  # fmt: skip
+    rest, like = list(args), None
+    dtype = kwargs.get("dtype")
+    if of_other:
+        like = rest.pop(0)
+        dtype = dtype or getattr(torch, str(like.dtype).removeprefix("torch."))
+    number: Any = NUMBERS.get(name)
+    if like is not None and not is_new:
+        shape = like.shape
+    elif "size" in kwargs:
+        shape = kwargs["size"]
+    elif name == "full" or (rest and isinstance(rest[0], Sequence)):
+        shape = rest.pop(0)
+    else:
+        shape, rest = rest, []
+    if name == "full":
+        number = kwargs["fill_value"] if "fill_value" in kwargs else rest.pop(0)
+        if not isinstance(number, bool | int | float | Extent):
+            return None
+        kinds = {bool: torch.bool, int: torch.int64, Extent: torch.int64}
+        dtype = dtype or kinds.get(type(number))
+    shape = (shape,) if isinstance(shape, int | Extent) else tuple(shape)
+    if rest or not all(isinstance(n, int | Extent) for n in shape):
+        return None
+    given = (Whole(),) if number is None else (Whole(), number)
+    return _made(name if number is None else "full", given, shape, dtype, span)
+
+
+def _arange(
+    name: str, args: Sequence[Any], kwargs: Mapping[str, Any], span: SourceSpan, *_: Any
+) -> Node | None:
+    names = (
+        ("end",) if len(args) + ("end" in kwargs) + ("start" in kwargs) < 2 else ("start", "end")
+    )
+    named = dict(zip((*names, "step"), args, strict=False))
+    named |= {k: kwargs[k] for k in ("start", "end", "step") if k in kwargs}
+    start, end, step = named.get("start", 0), named["end"], named.get("step", 1)
+    if not all(isinstance(n, int | float | Extent) for n in (start, end, step)) or step == 0:
+        return None
+    is_exact = all(isinstance(n, int | Extent) for n in (start, end, step))
+    distance = end - start
+    count = -(-distance // step) if is_exact else math.ceil(distance / step)
+    dtype = kwargs.get("dtype") or (torch.int64 if is_exact else None)
+    return _made(name, (start, end, step), (count,), dtype, span)
+
+
+def _eye(
+    name: str, args: Sequence[Any], kwargs: Mapping[str, Any], span: SourceSpan, *_: Any
+) -> Node | None:
+    named = dict(zip(("n", "m"), args, strict=False)) | {k: kwargs[k] for k in "nm" if k in kwargs}
+    rows = named["n"]
+    columns = named.get("m", rows)
+    return _made(name, (rows, columns), (rows, columns), kwargs.get("dtype"), span)
+
+
+def _linspace(
+    name: str, args: Sequence[Any], kwargs: Mapping[str, Any], span: SourceSpan, *_: Any
+) -> Node | None:
+    named = dict(zip(("start", "end", "steps"), args, strict=False))
+    named |= {k: kwargs[k] for k in ("start", "end", "steps") if k in kwargs}
+    given = (named["start"], named["end"], named["steps"])
+    if not all(isinstance(n, int | float | Extent) for n in given):
+        return None
+    return _made(name, given, (given[2],), kwargs.get("dtype"), span)
+
+
+OTHERS: Mapping[str, Callable[..., Node | None]] = MappingProxyType(
+    {"arange": _arange, "eye": _eye, "linspace": _linspace}
+)
+
+
+def _made(
+    name: str, args: tuple[Any, ...], shape: Shape, dtype: Any, span: SourceSpan
+) -> Node | None:
+    dtype = dtype or torch.get_default_dtype()
+    plain = str(dtype).removeprefix("torch.")
+    if plain not in calls.RESULTS or any(not varies(n) and n <= 0 for n in shape):
+        return None
+    named = MappingProxyType({"dtype": dtype, "device": operands.device()})
+    call = Call(name, _FREE[name], args, named)
+    return calls.made(call, [], shape, plain, span)
+
+
+def _is_here(device: Any) -> bool:
+    """Return whether a device is that of the call."""
+    here = operands.device()
+    if device is None or here is None:
+        return here is None or here.type == "cpu"
+    found = torch.device(device)
+    return found.type == here.type and found.index in (None, here.index)
+
+
+# --- what is known of them ------------------------------------------------------------------------
+
+
+def elements(node: Node) -> Any:
+    """Return a constant as a tensor of torch; its sizes are assumed."""
+    known: dict[Node, Any] = {}
+    for each in graph.ordered([node]):
+        if each.kind == "view":
+            known[each] = _seen(each, known[each.producers[0]])
+            continue
+        call: Call = each.attrs["call"].of({}, operator.index)
+        shape = tuple(operator.index(n) for n in each.shape)
+        with torch._C.DisableTorchFunction():  # the function may be read
+            found = calls.results(call([known[p] for p in each.producers], shape))
+        known[each] = found[each.attrs["place"]]
+    return known[node]
+
+
+def _seen(view: Node, tensor: Any) -> Any:
+    if view.op == "permute":
+        return tensor.permute(view.attrs["axes"])
+    if view.op == "reshape":
+        return tensor.reshape([operator.index(n) for n in view.shape])
+    return tensor[tuple(calls.mapped(list(view.attrs["index"]), Extent, operator.index))]
+
+
+def settled(roots: Sequence[Node]) -> list[Node]:
+    """Return roots in which numbers stand for tensors of one number, and constants are held."""
+    found = graph.rewritten(roots, _with_numbers)
+    returned: set[Node] = set()  # or seen by what is returned: the caller may write to it
+    stack = list(found)
+    while stack:
+        node = stack.pop()
+        returned.add(node)
+        if node.kind == "view" or node.attrs.get("shares") is not None or node.op == "expand":
+            stack += node.producers
+    known: dict[Node, bool] = {}
+
+    def is_kept(node: Node) -> bool:
+        """Return whether a tensor is the same at every call."""
+        if node not in known:
+            is_own = node.kind == "view" or (
+                node.kind == "call" and node.op != UNFILLED and not node.attrs["call"].has_extents
+            )
+            is_small = is_own and not any(map(varies, node.shape)) and node.size <= MOST_KEPT
+            known[node] = is_small and all(map(is_kept, node.producers))
+        return known[node]
+
+    kept = {node for node in graph.ordered(found) if node.kind == "call" and is_kept(node)}
+    if not kept - returned:
+        return found
+    of_new: dict[Node, Node] = {}
+
+    def held(node: Node) -> Node:
+        """Return a constant as a tensor that the plan keeps."""
+        if node not in of_new:
+            with torch.inference_mode(False), torch.no_grad():
+                tensor = elements(node).clone()
+            of_new[node] = Node(
+                "input", "held", (), node.shape, node.dtype, {"held": tensor}, node.span
+            )
+        return of_new[node]
+
+    def replaced(node: Node, done: dict[Node, Node]) -> Node:
+        args = tuple(done[a] if isinstance(a, Node) else a for a in node.args)
+        return node if args == node.args else graph.with_args(node, args)
+
+    done: dict[Node, Node] = {}
+    for node in graph.ordered(found):
+        done[node] = held(node) if node in kept - returned else replaced(node, done)
+    return [done[root] for root in found]
+
+
+def _with_numbers(node: Node) -> Node:
+    """Return a function of elements with numbers in place of tensors of one number."""
+    if node.kind != "pointwise" or node.dtype not in (*FLOATS, "bool"):
+        return node
+    if node.op not in ("add", "sub", "mul", "div", "maximum", "minimum", "where"):
+        return node
+    numbers = [_number(a) if isinstance(a, Node) else None for a in node.args]
+    pairs = zip(node.args, numbers, strict=True)
+    rest = [a for a, number in pairs if number is None and isinstance(a, Node)]
+    if len(rest) == len(node.producers) or not rest:
+        return node
+    if graph.broadcast(node.op, [a.shape for a in rest], node.span) != node.shape:
+        return node
+    pairs = zip(node.args, numbers, strict=True)
+    return graph.with_args(node, tuple(a if n is None else n for a, n in pairs))
+
+
+def _number(x: Node) -> float | None:
+    """Return the number that all elements of a tensor are; None: they are several, or truth."""
+    while x.kind == "view" or (x.kind == "call" and x.op == "expand"):
+        (x,) = x.producers
+    if x.kind != "call" or x.op != "full" or x.dtype == "bool":
+        return None
+    (_, number) = x.attrs["call"].args
+    if varies(number):
+        return None
+    found = float(torch.full((), number, dtype=getattr(torch, x.dtype)))
+    is_exact = x.dtype in FLOATS or abs(found) <= 2**24
+    return found if is_exact else None
+
+
+# --- while a function is read ---------------------------------------------------------------------
+
+
+class _Creating(TorchFunctionMode):  # type: ignore[misc]
+    """Has functions that create tensors return those of the computation."""
+
+    def __init__(self, traced: Callable[[Node, Sequence[Any]], Any]) -> None:
+        super().__init__()
+        self._traced = traced
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        _ = types
+        named = kwargs or {}
+        if function in _CREATING:
+            found = created(function.__name__, args, named, operands.caller())
+            if found is not None:
+                return self._traced(found, args if function.__name__.endswith("_like") else ())
+        return function(*args, **named)
+
+
+class _Guarding(TorchDispatchMode):  # type: ignore[misc]
+    """Refuses to draw numbers, and to write to tensors that were there before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: dict[int, StorageWeakRef] = {}
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        _ = types
+        named = kwargs or {}
+        given = {_memory(t) for t in calls.results((list(args), dict(named)))}
+        for at, argument in enumerate(function._schema.arguments):
+            value: Any = args[at] if at < len(args) else named.get(argument.name)
+            writes = argument.alias_info is not None and argument.alias_info.is_write
+            if writes and isinstance(value, torch.Tensor) and not value.is_meta:
+                self._need_own(value)
+        if torch.Tag.nondeterministic_seeded in function.tags:
+            raise UnsupportedSyntax(
+                expected="functions that draw no random numbers",
+                found=f"`{function._schema.name.partition('::')[2]}`", span=operands.caller(),
+                hint="draw them before, and pass them as an argument",
+            )  # fmt: skip
+        found = function(*args, **named)
+        for tensor in calls.results(found):
+            memory = _memory(tensor)
+            if memory not in given or function is torch.ops.aten.lift_fresh.default:
+                self._made[memory] = StorageWeakRef(tensor.untyped_storage())
+        return found
+
+    def _need_own(self, tensor: Any) -> None:
+        if _memory(tensor) not in self._made:
+            raise UnsupportedSyntax(
+                expected=f"a computation that changes no {HELD.removeprefix('a ')}",
+                found="an update in place", span=operands.caller(),
+                hint="compute with a clone(); a module of torch in eval() changes none, its batch "
+                "norms are of known statistics",
+            )  # fmt: skip
+
+
+def _memory(tensor: Any) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+_lock = threading.Lock()
+_readers = 0
+# Functions of torch's module: those that it has, before others take their places.
+_FREE: Mapping[str, Any] = MappingProxyType(
+    {name: getattr(torch, name) for name in (*SIZED, *OTHERS)}
+)
+_device_constructors()  # torch remembers these functions by what they are now
+
+
+def _taking_extents(name: str, traced: Callable[[Node, Sequence[Any]], Any]) -> Any:
+    """Return a function of torch that takes extents: torch would ask for their numbers."""
+    own = _FREE[name]
+
+    @functools.wraps(own)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if operands.device() is not None and any(map(varies, _flat([*args, *kwargs.values()]))):
+            found = created(name, args, kwargs, operands.caller())
+            if found is not None:
+                return traced(found, ())
+        return own(*args, **kwargs)
+
+    return function
+
+
+def _flat(values: Sequence[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from value
+        else:
+            yield value
+
+
+@contextmanager
+def _extents_taken(traced: Callable[[Node, Sequence[Any]], Any]) -> Iterator[None]:
+    """Have torch's functions take extents; in threads that read nothing they do what they did."""
+    global _readers
+    with _lock:
+        _readers += 1
+        for name in _FREE if _readers == 1 else ():
+            setattr(torch, name, _taking_extents(name, traced))
+    try:
+        yield
+    finally:
+        with _lock:
+            _readers -= 1
+            for name, own in _FREE.items() if _readers == 0 else ():
+                setattr(torch, name, own)
+
+
+@contextmanager
+def guarded(traced: Callable[[Node, Sequence[Any]], Any]) -> Iterator[None]:
+    """Have a function read: what it creates is traced, what was there before stays as it is."""
+    with _extents_taken(traced), _Guarding(), _Creating(traced):
+        yield

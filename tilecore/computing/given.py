@@ -1,0 +1,119 @@
+"""What stands among the arguments of a function that is read, and who computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilecore.computing import calls
+from tilecore.computing.extents import varies
+from tilecore.computing.functions import OF_ALL, OF_TRUTH, Value
+from tilecore.computing.graph import FLOATS, Node
+from tilecore.computing.operands import device, input_of, is_tensor
+from tilecore.computing.storage import View
+
+
+def tensors_of(value: Any) -> Iterator[Any]:
+    """Return the tensors in some values, at any depth."""
+    if is_tensor(value):
+        yield value
+    elif isinstance(value, dict):
+        yield from tensors_of(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from tensors_of(part)
+
+
+def is_dense(value: Any) -> bool:
+    """Return whether a tensor surely lies as rows, one after the other."""
+    if isinstance(value, View):
+        place = value.memory.place(value.seen)
+        return place is not None and place.is_dense
+    return not hasattr(value, "is_contiguous") or bool(value.is_contiguous())
+
+
+def is_of_torch(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether torch computes a function that kernels compute of other arguments."""
+    if name in OF_ALL:
+        return False
+    given = (*args, *kwargs.values())
+    if is_constant(given):
+        return True
+    if (name in ("max", "min") and "dim" in kwargs) or (name == "to" and _is_exact(given)):
+        return True
+    found = kinds(given)
+    return bool(found - {"bool"} if name in OF_TRUTH else found)
+
+
+def converted_to(
+    args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments of ``to`` without devices: a tensor, maybe an element type and a copy."""
+    import torch
+
+    given = [*args[1:], *(kwargs[k] for k in ("dtype", "other", "tensor") if k in kwargs)]
+    types = [v.dtype if is_tensor(v) else v for v in given]
+    wanted = [v for v in types if isinstance(v, torch.dtype)]
+    flags = [v for v in args[1:] if isinstance(v, bool)]
+    is_copied = kwargs.get("copy") or flags[1:2] == [True]
+    return (args[0], *wanted[:1]), {"copy": True} if is_copied else {}
+
+
+def is_constant(given: Sequence[Any]) -> bool:
+    """Return whether no argument, or tensor that the function holds, is among some values."""
+    tensors = [v for v in given if is_tensor(v)]
+    if device() is None or not tensors or not all(isinstance(v, View) for v in tensors):
+        return False
+    nodes = [t.node for t in tensors]
+    return all(calls.is_constant(n) and not any(map(varies, n.shape)) for n in nodes)
+
+
+def kinds(given: Sequence[Any]) -> set[str]:
+    """Return the element types of tensors that no kernel computes with."""
+    nodes = [v.node for v in given if isinstance(v, View)]
+    held = [v for v in given if not isinstance(v, View) and is_tensor(v)]
+    found = {n.dtype for n in nodes if n.kind != "pointwise"}
+    return (found | {str(v.dtype).removeprefix("torch.") for v in held}) - set(FLOATS)
+
+
+def says_correction(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a variance says what its sum is divided by."""
+    is_named = "correction" in kwargs or kwargs.get("unbiased") is not None
+    return is_named or any(isinstance(v, bool) for v in args[1:3])
+
+
+def _is_exact(given: Sequence[Any]) -> bool:
+    """Return whether one of some arguments is a type of integers, of truth or float64."""
+    return any(str(v).removeprefix("torch.") in (*calls.INTEGERS, "bool", "float64") for v in given)
+
+
+def nodes_of(value: Any) -> Any:
+    """Return arguments with nodes in place of tensors, at any depth."""
+    if isinstance(value, dict):
+        return {k: nodes_of(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)([nodes_of(v) for v in value])
+    return value if isinstance(value, slice) else node_of(value)
+
+
+def node_of(value: Any) -> Value:
+    """Return the node of a tensor, in lists too; other values as they are."""
+    if isinstance(value, Node):
+        return value
+    if isinstance(value, View):
+        return value.node
+    if isinstance(value, tuple | list) and any(isinstance(v, View) for v in value):
+        return [node_of(v) for v in value]
+    if isinstance(value, np.generic):
+        return value.item()
+    if is_tensor(value):
+        return input_of("held", value, held=value)
+    return value
+
+
+def is_plain(index: Any) -> bool:
+    """Return whether an index names a view: by integers, slices, None and ..."""
+    entries = index if isinstance(index, tuple) else (index,)
+    return not any(isinstance(e, View | list | bool) or is_tensor(e) for e in entries)

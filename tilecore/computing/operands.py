@@ -1,0 +1,89 @@
+"""What a function is read with: the line that is read, the device, and the tensors it holds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from contextvars import ContextVar, Token
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from tilecore.computing import calls
+from tilecore.computing.graph import Node, Shape
+from tilecore.errors import ShapeMismatch, SourceSpan, TypeMismatch
+
+OWN = ("tilecore.computing", "torch", "numpy")  # packages between the user's line and a node
+# The device of a call's tensors; None: it passes arrays of NumPy, whose methods are not torch's.
+_device: ContextVar[Any] = ContextVar("device", default=None)
+
+
+def device() -> Any:
+    """Return the device of the call that is read; None: its tensors are arrays of NumPy."""
+    return _device.get()
+
+
+def have_device(tensors: Iterable[Any]) -> Token[Any]:
+    """Have ``device`` return that of some tensors, until the token is reset."""
+    import torch
+
+    known = list(tensors)
+    found = next((t.device for t in known if isinstance(t, torch.Tensor)), torch.device("cpu"))
+    return _device.set(None if any(isinstance(t, np.ndarray) for t in known) else found)
+
+
+def forget_device(token: Token[Any]) -> None:
+    """Undo ``have_device``."""
+    _device.reset(token)
+
+
+def caller() -> SourceSpan:
+    """Return the place of the user's that is being read."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _is_own(frame.f_globals.get("__name__", "")):
+        frame = frame.f_back
+    code = frame.f_code
+    line, _, column, end = next(islice(code.co_positions(), frame.f_lasti // 2, None))
+    start, stop = ((column or 0) + 1, (end or 0) + 1)
+    return SourceSpan(code.co_filename, line or frame.f_lineno, start, max(stop, start + 1))
+
+
+def _is_own(module: str) -> bool:
+    return any(module == name or module.startswith(f"{name}.") for name in OWN)
+
+
+def is_tensor(value: Any) -> bool:
+    """Return whether a value is a tensor of torch or an array of NumPy."""
+    is_class = isinstance(value, type)  # np.float16, whose attributes are those of its numbers
+    return not is_class and hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def input_of(name: str, tensor: Any, shape: Shape | None = None, **attrs: Any) -> Node:
+    """Return the node of a tensor; raises TypeMismatch for another element type (TC202).
+
+    ``shape``: where some of its extents vary.
+    """
+    dtype, span = str(tensor.dtype).removeprefix("torch."), caller()
+    if dtype not in calls.INPUTS:
+        raise TypeMismatch(
+            expected=f"`{name}` of element type {', '.join(calls.INPUTS)}", found=dtype, span=span,
+            hint="convert it first",
+        )  # fmt: skip
+    shape = tuple(int(n) for n in tensor.shape) if shape is None else shape
+    if 0 in shape:
+        raise ShapeMismatch(what=name, expected="elements", found=f"shape {shape}", span=span)
+    return Node("input", name, (), shape, dtype, attrs, span)
+
+
+def need_elements(*nodes: Node) -> None:
+    """Refuse parts of tensors that have no elements: joined to others they are left out.
+
+    Raises:
+        ShapeMismatch: one of them has none (TC201).
+    """
+    for node in nodes:
+        if 0 in node.shape:
+            raise ShapeMismatch(
+                what=node.op, expected="elements", found=f"shape {node.shape}", span=node.span
+            )
