@@ -28,6 +28,7 @@ SMALL = {
 }  # fmt: skip
 TEXT = {**SMALL, "vocab_size": 100, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 GROUPED = {**TEXT, "num_key_value_heads": 2}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 IMAGE = {**SMALL, "image_size": 32, "patch_size": 8}
 OF_GROUPS = (
     "Llama", "Mistral", "Qwen2", "Phi3", "StableLm", "Cohere", "Olmo2", "Granite", "Starcoder2",
@@ -48,10 +49,16 @@ TEXTS: Mapping[str, Mapping[str, Any]] = {
     },
     "Mamba": {"hidden_size": 64, "num_hidden_layers": 1, "vocab_size": 100, "state_size": 8},
     "Mixtral": {**GROUPED, "num_local_experts": 4},
+    "Qwen2Moe": {**GROUPED, **EXPERTS, "shared_expert_intermediate_size": 32},
+    "Qwen3Moe": {**GROUPED, **EXPERTS, "head_dim": 16},
+    "Olmoe": {**GROUPED, **EXPERTS},
+    "GptOss": {**GROUPED, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "Glm4Moe": {**GROUPED, "n_routed_experts": 4, "first_k_dense_replace": 0, **EXPERTS,
+                "n_group": 1, "topk_group": 1},
     "DeepseekV3": {
         **TEXT, "num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 16,
         "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 4,
-        "first_k_dense_replace": 1, "moe_intermediate_size": 32, "n_group": 1, "topk_group": 1,
+        "first_k_dense_replace": 0, "moe_intermediate_size": 32, "n_group": 1, "topk_group": 1,
         "num_experts_per_tok": 2,
     },
 }  # fmt: skip

@@ -6,6 +6,7 @@ draw random numbers, change what they are given, or return what only elements de
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -92,8 +93,19 @@ class Call:
 
     def __call__(self, tensors: Sequence[Any], shape: Shape = ()) -> Any:
         """Return what the function returns for some tensors; ``shape``: of the result."""
+        if self._is_flat:
+            given = [tensors[a.number] if type(a) is Hole else a for a in self.args]
+            return self.function(*given, **self.kwargs)
         args, kwargs = mapped((self.args, dict(self.kwargs)), Hole, lambda h: tensors[h.number])
         return self.function(*(shape if isinstance(a, Whole) else a for a in args), **kwargs)
+
+    @functools.cached_property
+    def _is_flat(self) -> bool:
+        """Whether its tensors are arguments by position, none of them in a list or a slice."""
+        rest = [arg for arg in self.args if type(arg) is not Hole]
+        held: list[Any] = []
+        mapped((rest, dict(self.kwargs)), (Hole, Whole), held.append)
+        return not held
 
     @property
     def has_extents(self) -> bool:
@@ -266,12 +278,14 @@ def results(found: Any) -> list[Any]:
     """Return the tensors of what a function of torch returned, in the order of their places."""
     import torch
 
+    if isinstance(found, torch.Tensor):
+        return [found]
     tensors: list[Any] = []
     mapped(found, torch.Tensor, tensors.append)
     return tensors
 
 
-def mapped(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+def mapped(value: Any, kind: type | tuple[type, ...], change: Callable[[Any], Any]) -> Any:
     """Return a value with all of a kind in it changed; in lists, tuples, dicts and slices."""
     if isinstance(value, kind):
         return change(value)

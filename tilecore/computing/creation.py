@@ -282,11 +282,19 @@ class _Creating(TorchFunctionMode):  # type: ignore[misc]
     ) -> Any:
         _ = types
         named = kwargs or {}
+        if function is torch.Tensor.__getitem__ and (traced := _index_of(args[1])) is not None:
+            return traced.__torch_function__(function, types, args, named)  # torch warns of it
         if function in _CREATING:
             found = created(function.__name__, args, named, operands.caller())
             if found is not None:
                 return self._traced(found, args if function.__name__.endswith("_like") else ())
         return function(*args, **named)
+
+
+def _index_of(index: Any) -> Any:
+    """Return the class of a traced tensor in an index, which torch takes for a list; or None."""
+    entries = index if isinstance(index, tuple) else (index,)
+    return next((type(e) for e in entries if isinstance(getattr(e, "node", None), Node)), None)
 
 
 class _Guarding(TorchDispatchMode):  # type: ignore[misc]
