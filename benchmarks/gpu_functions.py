@@ -138,6 +138,21 @@ def gated_mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
     return (F.silu(x @ gate) * (x @ up)) @ down
 
 
+def experts(x: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
+    """Return what experts make of rows that are sorted by expert, unevenly many."""
+    count, rows = w13.shape[0], x.shape[0]
+    ends = [n * rows // count - n % 3 for n in range(1, count)] + [rows]
+    if x.dtype == torch.float64:  # of which torch has no grouped products
+        parts = []
+        for e, (first, last) in enumerate(zip([0, *ends], ends, strict=False)):
+            gate, up = F.linear(x[first:last], w13[e]).chunk(2, -1)
+            parts.append(F.linear(F.silu(gate) * up, w2[e]))
+        return torch.cat(parts)
+    offs = torch.tensor(ends, dtype=torch.int32, device=x.device)
+    gate, up = F.grouped_mm(x, w13.transpose(-2, -1), offs=offs).chunk(2, -1)
+    return F.grouped_mm(F.silu(gate) * up, w2.transpose(-2, -1), offs=offs)
+
+
 def dequantised(x: Tensor, w: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """Return a product with scales of rows and columns."""
     return (x @ w) * rows[:, None] * columns
@@ -220,6 +235,9 @@ CASES = {
     "sums over rows": Case(
         bias_gradient, lambda r, m, n: (r(m, n), r(m, n)), FLOAT, (16384, 4096), (30, 70)
     ),
+    "mean over tokens": Case(
+        lambda x: x.mean(1), lambda r, b, m, n: (r(b, m, n),), BRAIN, (64, 1024, 4096), (2, 30, 70)
+    ),
     "bias + gelu": Case(
         biased_gelu, lambda r, m, n: (r(m, n), r(n)), HALF, (8192, 16384), (10, 70)
     ),
@@ -256,6 +274,13 @@ CASES = {
                                        _scaled(r, n, k)), BRAIN,
         (16, 14336, 4096), (16, 48, 40),
     ),
+    **{
+        f"experts of {rows} rows": Case(
+            experts, lambda r, m, e, n, k: (r(m, k), _scaled(r, e, 2 * n, k), _scaled(r, e, k, n)),
+            BRAIN, (rows, 64, 1408, 2048), (40, 5, 24, 32),
+        )
+        for rows in (128, 16384)
+    },
     "scaled product": Case(
         dequantised, lambda r, m, n, k: (r(m, k), _scaled(r, k, n), r(m), r(n)), HALF,
         (2048, 8192, 4096), (40, 48, 40),

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from tilecore.computing.fusion import Group
 from tilecore.computing.graph import Node
 from tilecore.computing.places import Places
-from tilecore.computing.rows import NEUTRAL, REDUCTIONS, Loop, stored, wide
+from tilecore.computing.rows import NEUTRAL, REDUCTIONS, Loop, combined, stored, wide
 from tilecore.computing.text import Names, Program, indented, program
 
 HELD = 32768  # numbers of a row that the threads of a block can have in their registers
@@ -78,7 +78,8 @@ class _Walks:
             inside = f"c * block_N + j < {self._columns}"
             name = self._names.of(node)
             loop.lines.append(f"{name} = T.if_then_else({inside}, {value}, {NEUTRAL[node.op]})")
-            loop.lines.append(f"{part}[i, j] = {_joined(node, f'{part}[i, j]', name)}")
+            both = combined(node.op, f"{part}[i, j]", name, node.attrs.get("keeps_nan"))
+            loop.lines.append(f"{part}[i, j] = {both}")
         self._lines += _over_columns(self._columns, loop.lines)
         for node, part in zip(found, parts, strict=True):
             row = self._fragment("r", "(block_M,)")
@@ -122,16 +123,3 @@ def _over_columns(columns: int, lines: Sequence[str]) -> list[str]:
         f"for c in T.serial(T.ceildiv({columns}, block_N)):",
         "    for i, j in T.Parallel(block_M, block_N):", *(f"        {line}" for line in lines),
     ]  # fmt: skip
-
-
-def _joined(node: Node, part: str, value: str) -> str:
-    """Return what a reduction makes of two elements."""
-    if node.op == "sum":
-        return f"{part} + {value}"
-    found = f"T.{node.op.removeprefix('a')}({part}, {value})"
-    if node.attrs.get("keeps_nan"):
-        larger = f"{value} {'>' if node.op == 'amax' else '<'} {part}"
-        return (
-            f"T.if_then_else(T.isnan({value}), {value}, T.if_then_else({larger}, {value}, {part}))"
-        )
-    return found

@@ -24,6 +24,16 @@ COLUMNS = (128, 256, 512, 1024, 2048, 4096, 8192)
 FEW_COLUMNS, MANY_ROWS = (8, 16, 32, 64, 128), (8, 16, 32, 64, 128, 256, 512)
 
 
+def combined(op: str, part: str, value: str, keeps_nan: Any) -> str:
+    """Return the text of what a reduction makes of two elements."""
+    if op == "sum":
+        return f"{part} + {value}"
+    if not keeps_nan:
+        return f"T.{op.removeprefix('a')}({part}, {value})"
+    larger = f"{value} {'>' if op == 'amax' else '<'} {part}"
+    return f"T.if_then_else(T.isnan({value}), {value}, T.if_then_else({larger}, {value}, {part}))"
+
+
 def elements(group: Group, name: str, places: Places) -> Program:
     """Return the program of a group without reductions and product."""
     names, operands, root = Names(group, places), group.operands, group.root
