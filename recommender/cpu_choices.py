@@ -8,6 +8,7 @@ them take the place of the register tile, whatever micro_m and micro_n say.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,6 +53,9 @@ class Tiling:
         if site.depth_loop is not None:
             self.k = self._walked(site.depth_loop, site.k)
         self.products = max((self._known(x, {}) for x in site.products), default=1.0)
+        if self._row_loop is not None:  # products of no rows read nothing
+            share = -math.expm1(-self.m)  # of those that have some, where chance deals rows out
+            self.m, self.products = self.m / share, self.products * share
 
     @cached_property
     def row_stride_bytes(self) -> int:
@@ -212,7 +216,7 @@ class Tiling:
     def grid_m(self) -> Floats:
         """Rows of tiles of C."""
         if self._row_loop is not None:
-            trips: Floats = self._values(self._row_loop.trip_count)
+            trips: Floats = np.maximum(1.0, self._values(self._row_loop.trip_count))
             return trips
         return np.ceil(self.m / self.block_m)
 

@@ -70,3 +70,17 @@ def test_rows_of_experts_are_computed_in_whole_tiles() -> None:
         assert computed == pytest.approx(mean, rel=0.2)
     config = space.config(int(np.argmin(found.time_s)))
     assert int(config["block_M"]) <= 32  # 112 rows would be computed for 50
+
+
+def test_experts_without_rows_cost_nothing() -> None:
+    definition = KERNELS["grouped_gemm"]
+    sizes = {"m": 8, "n": 768, "k": 1024}
+    times = []
+    for experts in (8, 128, 1024):
+        problem = definition.parse_problem({"experts": experts, **sizes})
+        found = estimate(SearchSpace.build(definition, problem, HOST), threads=1)
+        assert found.tiling is not None
+        times.append(found.time_s.min())
+    few, many, most = times
+    assert few < many < 2 * few  # of 8 experts some have several rows
+    assert most == pytest.approx(many, rel=0.05)
