@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,7 @@ from tilecore.computing import arrays, columns, decode, grouped, long_rows, prod
 from tilecore.computing.fusion import Group, steps
 from tilecore.computing.graph import Node, consumers, ordered
 from tilecore.computing.operands import input_of, need_elements
-from tilecore.computing.places import GPU_ALIGNMENT_BYTES, Places, wanted_order
+from tilecore.computing.places import GPU_ALIGNMENT_BYTES, Place, Places, wanted_order
 from tilecore.computing.plan import (
     Called,
     Copy,
@@ -140,7 +139,14 @@ class Computation:
         """
         bound, tensors = self._bound(args, kwargs)
         plan = self._plan(bound, tensors, is_own=True)
-        plan.run(tensors, before=lambda stage, given: stage.tune(given, trials))
+        tuned: set[Stage] = set()
+
+        def tune(stage: Stage, given: Sequence[Any]) -> None:
+            if stage not in tuned:  # several layers may run it
+                tuned.add(stage)
+                stage.tune(given, trials)
+
+        plan.run(tensors, before=tune)
         return plan
 
     def programs(self, *args: Any, **kwargs: Any) -> list[str]:
@@ -284,13 +290,13 @@ class Computation:
         places: Places, is_single: bool,
     ) -> Plan:  # fmt: skip
         """Return a plan whose kernels are to be built."""
-        users, numbers = consumers(ordered(results)), itertools.count()
+        users, stages = consumers(ordered(results)), dict[Any, Stage]()
         made: list[Step] = []
         for step in order:
             if isinstance(step, Group):
                 readers = [] if step.root in results else users[step.root]
-                stage = self._stage(step, next(numbers), places, wanted_order(step.root, readers))
-                reads = [p.place for p in stage.program.inputs]
+                axes = wanted_order(step.root, readers)
+                stage, reads = self._stage(step, stages, places, axes)
                 made += [*_copies(places), Launch(stage, reads, step.root)]
             elif step.kind == "call":
                 at = [places.of(node) for node in step.producers]
@@ -308,17 +314,23 @@ class Computation:
         return Plan(named, made, at, is_single, self._alignment)
 
     def _stage(
-        self, group: Group, number: int, places: Places, order: tuple[int, ...] | None
-    ) -> Stage:
+        self, group: Group, known: dict[Any, Stage], places: Places, order: tuple[int, ...] | None
+    ) -> tuple[Stage, list[Place]]:
+        """Return a kernel and where its tensors lie; one of ``known`` where the text is the same."""
         own = self.name
-        name = f"{own if own.isidentifier() else 'computation'}_{number}"  # it may be a lambda
+        name = f"{own if own.isidentifier() else 'computation'}_{len(known)}"  # it may be a lambda
         program, order = written(group, name, places, order)
         if order is not None:
             places.write(group.root, order)
+        reads = [p.place for p in program.inputs]
         texts = dict.fromkeys((program.text, program.sample))
-        made = {t: function_of(name, t, self.target, self.__module__) for t in texts}
-        function, sample = made[program.text], made[program.sample]
-        return Stage(group, program, function, sample, recommended(program, sample, 1)[0])
+        like = tuple(text.replace(name, "") for text in texts)
+        if like not in known:
+            made = {t: function_of(name, t, self.target, self.__module__) for t in texts}
+            function, sample = made[program.text], made[program.sample]
+            chosen = recommended(program, sample, 1)[0]
+            known[like] = Stage(group, program, function, sample, chosen)
+        return known[like], reads
 
 
 def _wants_gradient(tensors: Sequence[Any]) -> bool:

@@ -144,8 +144,8 @@ class Plan:
 
     @property
     def stages(self) -> list[Stage]:
-        """Its kernels."""
-        return [step.stage for step in self.steps if isinstance(step, Launch)]
+        """Its kernels; one that several steps run is there once."""
+        return list(dict.fromkeys(s.stage for s in self.steps if isinstance(s, Launch)))
 
     @functools.cached_property
     def held(self) -> list[Any]:
@@ -156,7 +156,7 @@ class Plan:
     @property
     def time_s(self) -> float:
         """What its kernels are expected to take together."""
-        return sum(stage.chosen.time_s for stage in self.stages)
+        return sum(s.stage.chosen.time_s for s in self.steps if isinstance(s, Launch))
 
     def run(self, tensors: Mapping[str, Any], before: Before = lambda stage, given: None) -> Any:
         """Return what the function returns for tensors of these sizes.
