@@ -143,7 +143,7 @@ def computed(function: Callable[..., Any], bound: inspect.BoundArguments) -> Any
 
         args, kwargs = mapped([bound.args, bound.kwargs], "", lambda _, t: torch.as_tensor(t))
         returned = mapped(function(*args, **kwargs), "", lambda _, t: t.numpy())
-    return tuple(returned) if isinstance(returned, list) else returned
+    return returned
 
 
 def hashable(value: Any) -> Any:

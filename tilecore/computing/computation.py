@@ -32,6 +32,7 @@ from tilecore.computing.plan import (
 )
 from tilecore.computing.tensor import Traced, argument, reading
 from tilecore.computing.text import Program
+from tilecore.computing.trees import Arguments, Outcome
 from tilecore.computing.varying import Family, Layout, layouts_of
 from tilecore.errors import TypeMismatch
 from tilecore.frontend.signature import bound_call
@@ -73,6 +74,7 @@ class Computation:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute; tensors are torch's or NumPy's, other arguments are plain Python.
 
+        Lists, dicts and objects may hold tensors; what the function does to them is done to them.
         Where torch keeps gradients, that of the results is torch's own of the function. Where a
         tensor has no elements, the function itself computes.
 
@@ -89,18 +91,21 @@ class Computation:
         if known is not None:
             plan, at = known
             tensors = {name: (args if isinstance(p, int) else kwargs)[p] for name, p in at}
+            containers: Mapping[str, Any] = {}
         else:
-            bound, tensors = self._bound(args, kwargs)
+            bound, given = self._bound(args, kwargs)
+            tensors, containers = given.tensors, given.containers
             if any(0 in tensor.shape for tensor in tensors.values()):
                 return arrays.computed(self.function, bound)
-            plan = self._plan(bound, tensors)
-            if like is not None:
+            plan = self._plan(bound, given)
+            if like is not None and not containers:
                 self._remember(like, plan, args, kwargs)
         if _wants_gradient((*tensors.values(), *plan.held)):
             from tilecore.computing import torch_calls
 
-            return torch_calls.differentiable(self, self.bound(args, kwargs), plan.held)
-        return plan.run(tensors)
+            bound = self.bound(args, kwargs)
+            return torch_calls.differentiable(self, bound, plan, containers)
+        return plan.run(tensors, containers)
 
     def bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
         """Return the arguments of a call by the function's parameters, defaults among them."""
@@ -137,16 +142,16 @@ class Computation:
         Raises:
             TuningFailed: no config of a kernel computes what the present one does (TC503).
         """
-        bound, tensors = self._bound(args, kwargs)
-        plan = self._plan(bound, tensors, is_own=True)
+        bound, given = self._bound(args, kwargs)
+        plan = self._plan(bound, given, is_own=True)
         tuned: set[Stage] = set()
 
-        def tune(stage: Stage, given: Sequence[Any]) -> None:
+        def tune(stage: Stage, tensors: Sequence[Any]) -> None:
             if stage not in tuned:  # several layers may run it
                 tuned.add(stage)
-                stage.tune(given, trials)
+                stage.tune(tensors, trials)
 
-        plan.run(tensors, before=tune)
+        plan.computed(given.tensors, before=tune)
         return plan
 
     def programs(self, *args: Any, **kwargs: Any) -> list[str]:
@@ -183,33 +188,31 @@ class Computation:
 
     def _bound(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[inspect.BoundArguments, dict[str, Any]]:
+    ) -> tuple[inspect.BoundArguments, Arguments]:
         """Return the arguments of a call, and the tensors among them by their place."""
         bound = self.bound(args, kwargs)
-        tensors: dict[str, Any] = {}
-        for name, value in bound.arguments.items():
-            arrays.mapped(value, name, tensors.__setitem__)
-        return bound, tensors
+        return bound, Arguments.of(bound.arguments)
 
     def _plan(
-        self, bound: inspect.BoundArguments, tensors: Mapping[str, Any], is_own: bool = False
+        self, bound: inspect.BoundArguments, given: Arguments, is_own: bool = False
     ) -> Plan:
         """Return the plan of a call; ``is_own``: with kernels for its sizes alone."""
-        layouts = layouts_of(tensors)
+        layouts = layouts_of(given.tensors, given.numbers)
         kinds = tuple(
-            (k, str(t.dtype), len(t.shape), layouts[k][1] is None) for k, t in tensors.items()
+            (k, str(t.dtype), len(t.shape), layouts[k][1] is None)
+            for k, t in given.tensors.items()
         )
-        family = kinds, tuple((k, arrays.hashable(v)) for k, v in bound.arguments.items())
+        family = kinds, given.structure
         like = family, tuple(layouts.values())
         found = self._plans.get(like)
         if found is None or (is_own and not found.is_own):
-            made = None if is_own else self._varying(family, bound, tensors, layouts)
-            found = made or self._read(bound, tensors, layouts)
+            made = None if is_own else self._varying(family, bound, given, layouts)
+            found = made or self._read(bound, given, layouts)
             self._plans.keep(like, found)
         return found
 
     def _varying(
-        self, like: Any, bound: inspect.BoundArguments, tensors: Mapping[str, Any],
+        self, like: Any, bound: inspect.BoundArguments, given: Arguments,
         layouts: Mapping[str, Layout],
     ) -> Plan | None:  # fmt: skip
         """Return the plan of a call whose sizes vary; None: it gets kernels for its own sizes."""
@@ -227,12 +230,12 @@ class Computation:
             return None
         sizes, pattern = varying
         try:
-            plan: Plan | None = self._read(bound, tensors, pattern)
+            plan: Plan | None = self._read(bound, given, pattern)
         except Exception:  # noqa: BLE001  # it wants numbers, and errors are to tell of numbers
             _LOG.info("%s is not read with symbols", self.name, exc_info=True)
             plan = None
         if plan is None:
-            own = self._read(bound, tensors, layouts)
+            own = self._read(bound, given, layouts)
             family.is_fixed = True  # of a right call
             return own
         if sizes.fixed != set(sizes.values):
@@ -240,23 +243,21 @@ class Computation:
         return plan.of(sizes.values)
 
     def _read(
-        self, bound: inspect.BoundArguments, tensors: Mapping[str, Any],
-        layouts: Mapping[str, Layout],
-    ) -> Plan:  # fmt: skip
+        self, bound: inspect.BoundArguments, given: Arguments, layouts: Mapping[str, Layout]
+    ) -> Plan:
         bound = inspect.BoundArguments(bound.signature, dict(bound.arguments))
-        inputs = {}
-        for name, tensor in tensors.items():
-            shape, strides = layouts[name]
-            lying = {} if strides is None else {"strides": strides}
-            inputs[name] = input_of(name, tensor, shape, **lying)
-        with reading(tensors.values()):
-            for name, value in bound.arguments.items():
-                traced = arrays.mapped(value, name, lambda place, _: argument(inputs[place]))
-                bound.arguments[name] = traced
-            returned = self.function(*bound.args, **bound.kwargs)
-        is_single = isinstance(returned, Traced)
-        found = (returned,) if is_single else returned
-        if not isinstance(found, tuple | list) or not all(isinstance(r, Traced) for r in found):
+        inputs, traced = {}, dict[str, Any]()
+        with reading(given.tensors.values()):
+            for name, tensor in given.tensors.items():
+                shape, strides = layouts[name]
+                lying = {} if strides is None else {"strides": strides}
+                inputs[name] = input_of(name, tensor, shape, **lying)
+                traced[name] = argument(inputs[name])
+            traced |= {name: layouts[name][0][0] for name in given.numbers}
+            with given.replaced(bound.arguments, traced) as put:
+                returned = self.function(*bound.args, **bound.kwargs)
+                outcome, found = given.outcome(returned, put, lambda v: isinstance(v, Traced))
+        if not found:
             raise TypeMismatch(
                 expected=f"`{self.name}` to return tensors that it computes",
                 found=type(returned).__name__,
@@ -277,7 +278,7 @@ class Computation:
             joined = steps(roots, joins_products=True)
             ways += [joined] if any(isinstance(g, Group) and g.twin for g in joined[0]) else []
         plans = [
-            self._drafted(inputs, order, results, Places(is_on_gpu), is_single)
+            self._drafted(inputs, order, results, Places(is_on_gpu), outcome)
             for order, results in ways
         ]
         plan = min(plans, key=lambda plan: plan.time_s)
@@ -287,7 +288,7 @@ class Computation:
 
     def _drafted(
         self, inputs: Mapping[str, Node], order: Sequence[Group | Node], results: Sequence[Node],
-        places: Places, is_single: bool,
+        places: Places, outcome: Outcome,
     ) -> Plan:  # fmt: skip
         """Return a plan whose kernels are to be built."""
         users, stages = consumers(ordered(results)), dict[Any, Stage]()
@@ -311,7 +312,7 @@ class Computation:
         made += _copies(places)
         read = {n for n in order if isinstance(n, Node)}
         named = {k: n for k, n in inputs.items() if n in read}
-        return Plan(named, made, at, is_single, self._alignment)
+        return Plan(named, made, at, outcome, self._alignment)
 
     def _stage(
         self, group: Group, known: dict[Any, Stage], places: Places, order: tuple[int, ...] | None

@@ -6,6 +6,7 @@ import functools
 import linecache
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Union
 
 from tilecore.autotuner import AutoTuner, set_autotune_inputs
@@ -16,6 +17,7 @@ from tilecore.computing.fusion import Group
 from tilecore.computing.graph import Node
 from tilecore.computing.places import Place
 from tilecore.computing.text import Program
+from tilecore.computing.trees import Outcome
 from tilecore.jit import JITImpl
 from tilecore.jit_compile import build
 from tilecore.kernel import JITKernel
@@ -24,6 +26,7 @@ from tilecore.tile_config import digest
 
 Before = Callable[["Stage", Sequence[Any]], None]
 Values = Mapping[str, int]
+_NONE: Mapping[str, Any] = MappingProxyType({})
 Step = Union["Launch", "Copy", "Called", Node]
 
 
@@ -123,8 +126,8 @@ class Plan:
     Attributes:
         inputs: nodes of the tensors of a call, by the names of the function's parameters.
         steps: kernels, copies, calls and tensors that the function holds, in order.
-        results: places of what the function returns.
-        is_single: whether it returns one tensor rather than a tuple.
+        results: places of the tensors that it computes for its caller.
+        outcome: what the function returns, and where else these tensors go.
         alignment: of the addresses of tensors that its kernels take, in bytes.
         is_own: whether its kernels are for its sizes alone.
     """
@@ -132,7 +135,7 @@ class Plan:
     inputs: Mapping[str, Node]
     steps: Sequence[Step]
     results: Sequence[Place]
-    is_single: bool
+    outcome: Outcome
     alignment: int = 1
     is_own: bool = True
 
@@ -158,8 +161,17 @@ class Plan:
         """What its kernels are expected to take together."""
         return sum(s.stage.chosen.time_s for s in self.steps if isinstance(s, Launch))
 
-    def run(self, tensors: Mapping[str, Any], before: Before = lambda stage, given: None) -> Any:
+    def run(self, tensors: Mapping[str, Any], containers: Mapping[str, Any] = _NONE) -> Any:
         """Return what the function returns for tensors of these sizes.
+
+        ``containers``: lists, dicts and objects of the call, by their place.
+        """
+        return self.outcome.build(self.computed(tensors), containers)
+
+    def computed(
+        self, tensors: Mapping[str, Any], before: Before = lambda stage, given: None
+    ) -> list[Any]:
+        """Return the results for tensors of these sizes.
 
         ``before`` gets each kernel and its tensors before it runs.
         """
@@ -187,8 +199,7 @@ class Plan:
                 known[step.node] = found
             else:
                 known[step] = arrays.laid(step.attrs["held"], step, self.alignment)
-        results = [arrays.whole(arrays.at(known, place)) for place in self.results]
-        return results[0] if self.is_single else tuple(results)
+        return [arrays.whole(arrays.at(known, place)) for place in self.results]
 
     def of(self, values: Values) -> Plan:
         """Return the plan, whose sizes vary, for some of them."""
@@ -207,7 +218,8 @@ class Plan:
                 steps.append(sized.node(step))
         inputs = {name: sized.node(node) for name, node in self.inputs.items()}
         results = [sized.place(place) for place in self.results]
-        return Plan(inputs, steps, results, self.is_single, self.alignment, is_own=False)
+        outcome = self.outcome.of(values)
+        return Plan(inputs, steps, results, outcome, self.alignment, is_own=False)
 
 
 class _Sized:

@@ -32,6 +32,7 @@ from tilecore.computing.operands import (
     device,
     forget_device,
     have_device,
+    is_tensor,
     need_elements,
 )
 from tilecore.computing.storage import CALLERS, HELD, Storage, View
@@ -273,7 +274,9 @@ def called(
     if found is not None:
         return found
     own = ALIASES.get(bare, bare)
-    if own != "cat":
+    if own == "cat":
+        args = (*map(_with_elements, args[:1]), *args[1:])
+    else:
         need_elements(*(v.node for v in (*args, *kwargs.values()) if isinstance(v, Traced)))
     known = FUNCTIONS.get(own)
     if own in ("var", "std") and device() is not None and not says_correction(args, kwargs):
@@ -293,6 +296,14 @@ def called(
     made = _computed(own, args, kwargs, span)
     may_be_same = own in SAME and not kwargs.get("copy")
     return _traced(made, own, (*args, *kwargs.values()), may_be_same)
+
+
+def _with_elements(parts: Any) -> Any:
+    """Return what ``cat`` joins without tensors of torch that have no elements."""
+    if not isinstance(parts, list | tuple):
+        return parts
+    kept = [p for p in parts if isinstance(p, Traced) or not is_tensor(p) or 0 not in p.shape]
+    return kept or parts
 
 
 def _computed(own: str, args: Sequence[Any], kwargs: Mapping[str, Any], span: SourceSpan) -> Any:

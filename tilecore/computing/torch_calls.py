@@ -16,6 +16,8 @@ import torch
 from torch._subclasses.fake_tensor import fake_tensor_tls
 
 from tilecore.computing import arrays
+from tilecore.computing.plan import Plan
+from tilecore.computing.trees import Forming, Outcome, is_object
 from tilecore.errors import UnsupportedSyntax
 from tilecore.torch_ops import TAGS
 from tilecore.torch_trace import labelled_as
@@ -41,11 +43,19 @@ class Callee(Protocol):
 
 
 def differentiable(
-    computation: Callee, bound: inspect.BoundArguments, held: Sequence[torch.Tensor]
+    computation: Callee, bound: inspect.BoundArguments, plan: Plan, containers: Mapping[str, Any]
 ) -> Any:
-    """Return what a call returns, differentiable by its tensors and by those that it holds."""
+    """Return what a call returns, differentiable by its tensors and by those that it holds.
+
+    Torch computes it where objects hold tensors, or what holds them is changed: to run that again
+    for the gradient would change it again.
+    """
+    if plan.outcome.effects or any(map(is_object, containers.values())):
+        return by_torch(computation, bound)
     tensors = _tensors(bound)
-    return _Recomputed.apply(computation, bound, len(tensors), *tensors.values(), *held)
+    given = (*tensors.values(), *plan.held)
+    found = _Recomputed.apply(computation, bound, plan, tuple(tensors), *given)
+    return plan.outcome.build(found, containers)
 
 
 class _Recomputed(torch.autograd.Function):  # type: ignore[misc]
@@ -53,15 +63,16 @@ class _Recomputed(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(
-        ctx: Any, computation: Callee, bound: inspect.BoundArguments, count: int, *given: Any
-    ) -> Any:
-        ctx.computation, ctx.bound, ctx.count = computation, bound, count
+        ctx: Any, computation: Callee, bound: inspect.BoundArguments, plan: Plan,
+        names: Sequence[str], *given: Any,
+    ) -> Any:  # fmt: skip
+        ctx.computation, ctx.bound, ctx.plan, ctx.count = computation, bound, plan, len(names)
         ctx.save_for_backward(*given)
-        return _apart(computation.run(bound), given)
+        return _apart(plan.computed(dict(zip(names, given, strict=False))), given)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        given, needed = ctx.saved_tensors, ctx.needs_input_grad[3:]
+        given, needed = ctx.saved_tensors, ctx.needs_input_grad[4:]
         is_graph_kept = torch.is_grad_enabled()  # for a gradient of this gradient
         with torch.enable_grad():
             leaves = list(given)
@@ -69,7 +80,7 @@ class _Recomputed(torch.autograd.Function):  # type: ignore[misc]
                 own = zip(given[: ctx.count], needed, strict=False)
                 leaves[: ctx.count] = [t.detach().requires_grad_(is_needed) for t, is_needed in own]
             found = by_torch(ctx.computation, _replaced(ctx.bound, leaves[: ctx.count]))
-            outputs = found if isinstance(found, tuple) else (found,)
+            outputs = ctx.plan.outcome.flat(found, len(gradients))
             pairs = [(o, g.to(o.dtype)) for o, g in zip(outputs, gradients, strict=True)
                      if o.requires_grad]  # fmt: skip
             wanted = [leaf for leaf, is_needed in zip(leaves, needed, strict=True) if is_needed]
@@ -78,24 +89,23 @@ class _Recomputed(torch.autograd.Function):  # type: ignore[misc]
                 results, wanted, gradients, allow_unused=True, create_graph=is_graph_kept
             )
         rest = iter(known)
-        return None, None, None, *(next(rest) if is_needed else None for is_needed in needed)
+        return None, None, None, None, *(next(rest) if is_needed else None for is_needed in needed)
 
 
 def by_torch(computation: Callee, bound: inspect.BoundArguments) -> Any:
-    """Return what the function itself returns for tensors of torch: one, or a tuple of them.
+    """Return what the function itself returns for tensors of torch.
 
     Raises:
         UnsupportedSyntax: torch cannot run it; it is one over NumPy's functions (TC101).
     """
     try:
-        returned = computation.function(*bound.args, **bound.kwargs)
+        return computation.function(*bound.args, **bound.kwargs)
     except (TypeError, RuntimeError) as error:
         raise UnsupportedSyntax(
             expected="a function of torch's operations where torch differentiates or compiles",
             found=str(error).strip().splitlines()[0],
             hint="call it under torch.no_grad(), or write it with torch's functions",
         ) from error
-    return tuple(returned) if isinstance(returned, tuple | list) else returned
 
 
 def _tensors(bound: inspect.BoundArguments) -> dict[str, torch.Tensor]:
@@ -124,13 +134,10 @@ def _replaced(
     return inspect.BoundArguments(bound.signature, arguments)
 
 
-def _apart(returned: Any, given: Sequence[Any]) -> Any:
+def _apart(results: Sequence[torch.Tensor], given: Sequence[Any]) -> tuple[torch.Tensor, ...]:
     """Return results none of which is an argument, as torch wants it of its operators."""
-    if isinstance(returned, tuple):
-        return tuple([_apart(r, given) for r in returned])
-    memory = returned.untyped_storage().data_ptr()
-    is_given = any(memory == t.untyped_storage().data_ptr() for t in given)
-    return returned.clone() if is_given else returned
+    theirs = {t.untyped_storage().data_ptr() for t in given}
+    return tuple(r.clone() if r.untyped_storage().data_ptr() in theirs else r for r in results)
 
 
 # --- graphs ---------------------------------------------------------------------------------------
@@ -154,7 +161,7 @@ def _node(label: str, args: Any, kwargs: Any) -> Any:
         return by_torch(computation, bound)
     operator = _operator(computation, bound)
     found = operator.of_torch(tensors)
-    return found[0] if operator.is_single else tuple(found)
+    return operator.outcome.build(found, {})
 
 
 @dataclass(eq=False)
@@ -164,13 +171,15 @@ class _Operator:
     Attributes:
         bound: arguments of a call, with tensors that stand for others.
         of_torch: the operator.
-        is_single: whether a call returns one tensor rather than a tuple; known when it has run.
+        outcome: what a call returns; known when it has run.
+        count: how many tensors are in that.
     """
 
     computation: Callee
     bound: inspect.BoundArguments
     of_torch: Any = None
-    is_single: bool = True
+    outcome: Outcome | None = None
+    count: int = 0
 
     def define(self, name: str) -> None:
         """Make the operator known to torch."""
@@ -184,7 +193,7 @@ class _Operator:
         """Compute."""
         with torch.no_grad():
             found = self.computation.run(_replaced(self.bound, tensors))
-        return self._listed(_apart(found, tensors))
+        return list(_apart(self._listed(found), tensors))
 
     def fake(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return tensors like the results, without elements."""
@@ -197,8 +206,11 @@ class _Operator:
         return [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in self._listed(found)]
 
     def _listed(self, found: Any) -> list[torch.Tensor]:
-        self.is_single = not isinstance(found, tuple)
-        return [found] if self.is_single else list(found)
+        forming = Forming(lambda value: isinstance(value, torch.Tensor))
+        if self.outcome is None:
+            self.outcome = Outcome(forming.form(found))
+            self.count = len(forming.leaves)
+        return self.outcome.flat(found, self.count)
 
 
 def _operator(computation: Callee, bound: inspect.BoundArguments) -> _Operator:

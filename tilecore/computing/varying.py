@@ -19,9 +19,15 @@ MOST_PLANS = 64
 Layout = tuple[tuple[Any, ...], tuple[Any, ...] | None]  # shape and strides of a tensor
 
 
-def layouts_of(tensors: Mapping[str, Any]) -> dict[str, Layout]:
-    """Return the shapes and strides of tensors; no strides: row-major, or made so."""
-    return {name: (tuple(map(int, t.shape)), arrays.strides(t)) for name, t in tensors.items()}
+def layouts_of(tensors: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, Layout]:
+    """Return the shapes and strides of tensors; no strides: row-major, or made so.
+
+    ``numbers`` may vary as well: each is an extent of a tensor that is none.
+    """
+    found: dict[str, Layout] = {
+        name: (tuple(map(int, t.shape)), arrays.strides(t)) for name, t in tensors.items()
+    }
+    return found | {name: ((number,), None) for name, number in numbers.items()}
 
 
 @dataclass(eq=False)
