@@ -323,6 +323,7 @@ class JITImpl:
         """Return (static arguments, tensors, keywords that are not parameters) by name."""
         own = {k: v for k, v in kwargs.items() if k in self.signature.parameters}
         bound = bound_call(self.function, self.signature.bind_partial, args, own)
+        bound.apply_defaults()
         values = bound.arguments.items()
         tensors = {k: v for k, v in values if is_tensor(v) or k in self._numbers}
         static = {k: v for k, v in values if k not in tensors}

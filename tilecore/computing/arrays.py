@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -134,7 +133,7 @@ def mapped(value: Any, place: str, change: Callable[[str, Any], Any]) -> Any:
     return value
 
 
-def computed(function: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
+def computed(function: Callable[..., Any], bound: Any) -> Any:
     """Return what a function returns for the arguments of a call, computed by torch or NumPy."""
     try:
         returned = function(*bound.args, **bound.kwargs)

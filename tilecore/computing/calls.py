@@ -107,7 +107,7 @@ class Call:
         mapped((rest, dict(self.kwargs)), (Hole, Whole), held.append)
         return not held
 
-    @property
+    @functools.cached_property
     def has_extents(self) -> bool:
         """Whether extents that vary stand among its arguments."""
         found: list[Extent] = []

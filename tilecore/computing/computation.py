@@ -32,7 +32,7 @@ from tilecore.computing.plan import (
 )
 from tilecore.computing.tensor import Traced, argument, reading
 from tilecore.computing.text import Program
-from tilecore.computing.trees import Arguments, Outcome
+from tilecore.computing.trees import Arguments, Outcome, Passed
 from tilecore.computing.varying import Family, Layout, layouts_of
 from tilecore.errors import TypeMismatch
 from tilecore.frontend.signature import bound_call
@@ -107,11 +107,11 @@ class Computation:
             return torch_calls.differentiable(self, bound, plan, containers)
         return plan.run(tensors, containers)
 
-    def bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
-        """Return the arguments of a call by the function's parameters, defaults among them."""
-        return bound_call(self.function, self._signature.bind, args, kwargs)
+    def bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Passed:
+        """Return the arguments of a call by the function's parameters."""
+        return Passed.of(bound_call(self.function, self._signature.bind, args, kwargs), kwargs)
 
-    def run(self, bound: inspect.BoundArguments) -> Any:
+    def run(self, bound: Passed) -> Any:
         """Compute with the arguments of a call, without a gradient."""
         return self(*bound.args, **bound.kwargs)
 
@@ -188,13 +188,13 @@ class Computation:
 
     def _bound(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[inspect.BoundArguments, Arguments]:
+    ) -> tuple[Passed, Arguments]:
         """Return the arguments of a call, and the tensors among them by their place."""
         bound = self.bound(args, kwargs)
         return bound, Arguments.of(bound.arguments)
 
     def _plan(
-        self, bound: inspect.BoundArguments, given: Arguments, is_own: bool = False
+        self, bound: Passed, given: Arguments, is_own: bool = False
     ) -> Plan:
         """Return the plan of a call; ``is_own``: with kernels for its sizes alone."""
         layouts = layouts_of(given.tensors, given.numbers)
@@ -212,7 +212,7 @@ class Computation:
         return found
 
     def _varying(
-        self, like: Any, bound: inspect.BoundArguments, given: Arguments,
+        self, like: Any, bound: Passed, given: Arguments,
         layouts: Mapping[str, Layout],
     ) -> Plan | None:  # fmt: skip
         """Return the plan of a call whose sizes vary; None: it gets kernels for its own sizes."""
@@ -243,9 +243,9 @@ class Computation:
         return plan.of(sizes.values)
 
     def _read(
-        self, bound: inspect.BoundArguments, given: Arguments, layouts: Mapping[str, Layout]
+        self, bound: Passed, given: Arguments, layouts: Mapping[str, Layout]
     ) -> Plan:
-        bound = inspect.BoundArguments(bound.signature, dict(bound.arguments))
+        bound = bound.changed(bound.arguments)
         inputs, traced = {}, dict[str, Any]()
         with reading(given.tensors.values()):
             for name, tensor in given.tensors.items():

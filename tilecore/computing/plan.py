@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import linecache
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Union
@@ -12,7 +12,7 @@ from typing import Any, Union
 from tilecore.autotuner import AutoTuner, set_autotune_inputs
 from tilecore.computing import arrays
 from tilecore.computing.calls import Call
-from tilecore.computing.extents import at
+from tilecore.computing.extents import at, varies
 from tilecore.computing.fusion import Group
 from tilecore.computing.graph import Node
 from tilecore.computing.places import Place
@@ -201,37 +201,75 @@ class Plan:
                 known[step] = arrays.laid(step.attrs["held"], step, self.alignment)
         return [arrays.whole(arrays.at(known, place)) for place in self.results]
 
+    @functools.cached_property
+    def _fixed(self) -> frozenset[int]:
+        """The identities of nodes, places and steps that are the same for all sizes."""
+        found: set[int] = set()
+
+        def is_fixed(part: Any) -> bool:
+            if isinstance(part, Node):
+                is_same = _is_fixed(part)
+            else:
+                is_same = all([is_fixed(p) for p in _parts(part)]) and not _has_extents(part)
+            found.update([id(part)] if is_same else [])
+            return is_same
+
+        for part in (*self.inputs.values(), *self.results, *self.steps):
+            is_fixed(part)
+        return frozenset(found)
+
     def of(self, values: Values) -> Plan:
         """Return the plan, whose sizes vary, for some of them."""
-        sized = _Sized(values)
-        steps: list[Step] = []
-        for step in self.steps:
-            if isinstance(step, Launch):
-                reads = [sized.place(place) for place in step.reads]
-                steps.append(Launch(step.stage, reads, sized.node(step.root)))
-            elif isinstance(step, Copy):
-                steps.append(Copy(sized.node(step.node), sized.place(step.source)))
-            elif isinstance(step, Called):
-                reads = [sized.place(place) for place in step.reads]
-                steps.append(Called(sized.node(step.node), reads))
-            else:
-                steps.append(sized.node(step))
+        sized = _Sized(values, self._fixed)
+        steps = [sized.step(step) for step in self.steps]
         inputs = {name: sized.node(node) for name, node in self.inputs.items()}
         results = [sized.place(place) for place in self.results]
         outcome = self.outcome.of(values)
         return Plan(inputs, steps, results, outcome, self.alignment, is_own=False)
 
 
+def _is_fixed(node: Node) -> bool:
+    call = node.attrs.get("call")
+    numbers = (*node.shape, *node.attrs.get("strides", ()))
+    return not any(map(varies, numbers)) and not (call and call.has_extents)
+
+
+def _has_extents(part: Any) -> bool:
+    is_place = isinstance(part, Place)
+    return is_place and any(map(varies, (part.offset, *part.shape, *part.strides)))
+
+
+def _parts(part: Any) -> list[Any]:
+    """Return what a step or a place is made of."""
+    if isinstance(part, Place):
+        return [part.memory]
+    if isinstance(part, Copy):
+        return [part.node, part.source]
+    return [part.root if isinstance(part, Launch) else part.node, *part.reads]
+
+
 class _Sized:
     """The memories and places of a plan for some sizes."""
 
-    def __init__(self, values: Values) -> None:
-        self._values = values
+    def __init__(self, values: Values, fixed: Collection[int]) -> None:
+        self._values, self._fixed = values, fixed
         self._nodes: dict[Node, Node] = {}
         self._sized: dict[Call, Call] = {}
 
+    def step(self, step: Step) -> Step:
+        if id(step) in self._fixed:
+            return step
+        if isinstance(step, Node):
+            return self.node(step)
+        if isinstance(step, Copy):
+            return Copy(self.node(step.node), self.place(step.source))
+        reads = [self.place(place) for place in step.reads]
+        if isinstance(step, Launch):
+            return Launch(step.stage, reads, self.node(step.root))
+        return Called(self.node(step.node), reads)
+
     def node(self, node: Node) -> Node:
-        found = self._nodes.get(node)
+        found = node if id(node) in self._fixed else self._nodes.get(node)
         if found is None:
             attrs = dict(node.attrs)
             if "strides" in attrs:
@@ -244,6 +282,8 @@ class _Sized:
         return found
 
     def place(self, place: Place) -> Place:
+        if id(place) in self._fixed:
+            return place
         return Place(
             self.node(place.memory), at(place.offset, self._values), self._numbers(place.shape),
             self._numbers(place.strides),
@@ -256,7 +296,7 @@ class _Sized:
         return found
 
     def _numbers(self, shape: Sequence[Any]) -> tuple[int, ...]:
-        return tuple(at(n, self._values) for n in shape)
+        return tuple([at(n, self._values) for n in shape])
 
 
 def recommended(program: Program, function: JITImpl, count: int) -> Sequence[RecommendedConfig]:

@@ -7,7 +7,6 @@ again for it. In code that torch compiles or exports a call is one node of the g
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,7 +16,7 @@ from torch._subclasses.fake_tensor import fake_tensor_tls
 
 from tilecore.computing import arrays
 from tilecore.computing.plan import Plan
-from tilecore.computing.trees import Forming, Outcome, is_object
+from tilecore.computing.trees import Forming, Outcome, Passed, is_object
 from tilecore.errors import UnsupportedSyntax
 from tilecore.torch_ops import TAGS
 from tilecore.torch_trace import labelled_as
@@ -32,10 +31,10 @@ class Callee(Protocol):
     function: Callable[..., Any]
     label: str
 
-    def bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
-        """Return the arguments of a call by the function's parameters, defaults among them."""
+    def bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Passed:
+        """Return the arguments of a call by the function's parameters."""
 
-    def run(self, bound: inspect.BoundArguments) -> Any:
+    def run(self, bound: Passed) -> Any:
         """Compute, without a gradient."""
 
 
@@ -43,7 +42,7 @@ class Callee(Protocol):
 
 
 def differentiable(
-    computation: Callee, bound: inspect.BoundArguments, plan: Plan, containers: Mapping[str, Any]
+    computation: Callee, bound: Passed, plan: Plan, containers: Mapping[str, Any]
 ) -> Any:
     """Return what a call returns, differentiable by its tensors and by those that it holds.
 
@@ -63,7 +62,7 @@ class _Recomputed(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(
-        ctx: Any, computation: Callee, bound: inspect.BoundArguments, plan: Plan,
+        ctx: Any, computation: Callee, bound: Passed, plan: Plan,
         names: Sequence[str], *given: Any,
     ) -> Any:  # fmt: skip
         ctx.computation, ctx.bound, ctx.plan, ctx.count = computation, bound, plan, len(names)
@@ -92,7 +91,7 @@ class _Recomputed(torch.autograd.Function):  # type: ignore[misc]
         return None, None, None, None, *(next(rest) if is_needed else None for is_needed in needed)
 
 
-def by_torch(computation: Callee, bound: inspect.BoundArguments) -> Any:
+def by_torch(computation: Callee, bound: Passed) -> Any:
     """Return what the function itself returns for tensors of torch.
 
     Raises:
@@ -108,7 +107,7 @@ def by_torch(computation: Callee, bound: inspect.BoundArguments) -> Any:
         ) from error
 
 
-def _tensors(bound: inspect.BoundArguments) -> dict[str, torch.Tensor]:
+def _tensors(bound: Passed) -> dict[str, torch.Tensor]:
     """Return the tensors of torch among the arguments of a call, by their place."""
     found: dict[str, torch.Tensor] = {}
 
@@ -122,8 +121,8 @@ def _tensors(bound: inspect.BoundArguments) -> dict[str, torch.Tensor]:
 
 
 def _replaced(
-    bound: inspect.BoundArguments, tensors: Sequence[torch.Tensor]
-) -> inspect.BoundArguments:
+    bound: Passed, tensors: Sequence[torch.Tensor]
+) -> Passed:
     """Return the arguments of a call with other tensors of torch, in their order."""
     rest = iter(tensors)
 
@@ -131,7 +130,7 @@ def _replaced(
         return next(rest) if isinstance(tensor, torch.Tensor) else tensor
 
     arguments = {k: arrays.mapped(v, k, change) for k, v in bound.arguments.items()}
-    return inspect.BoundArguments(bound.signature, arguments)
+    return bound.changed(arguments)
 
 
 def _apart(results: Sequence[torch.Tensor], given: Sequence[Any]) -> tuple[torch.Tensor, ...]:
@@ -176,7 +175,7 @@ class _Operator:
     """
 
     computation: Callee
-    bound: inspect.BoundArguments
+    bound: Passed
     of_torch: Any = None
     outcome: Outcome | None = None
     count: int = 0
@@ -213,7 +212,7 @@ class _Operator:
         return self.outcome.flat(found, self.count)
 
 
-def _operator(computation: Callee, bound: inspect.BoundArguments) -> _Operator:
+def _operator(computation: Callee, bound: Passed) -> _Operator:
     """Return the operator of calls that differ in their tensors only."""
     structure = tuple((k, arrays.hashable(v)) for k, v in bound.arguments.items())
     key = computation.label, structure

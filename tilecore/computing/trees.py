@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -63,6 +64,58 @@ def fill(container: Any, items: Items) -> None:
 
 
 # --- arguments ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """The arguments of a call, to be passed on as they came: by position or by name, no defaults.
+
+    Attributes:
+        parameters: of the function.
+        arguments: by the names of parameters.
+        named: those that came by name.
+    """
+
+    parameters: Mapping[str, inspect.Parameter]
+    arguments: dict[str, Any]
+    named: frozenset[str]
+
+    @classmethod
+    def of(cls, bound: inspect.BoundArguments, kwargs: Mapping[str, Any]) -> Passed:
+        """Return those of a call with some keywords."""
+        return cls(bound.signature.parameters, bound.arguments, frozenset(kwargs))
+
+    def changed(self, arguments: Mapping[str, Any]) -> Passed:
+        """Return others that are passed in the same way."""
+        return Passed(self.parameters, dict(arguments), self.named)
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """What is passed by position."""
+        found: list[Any] = []
+        for name, value in self.arguments.items():
+            if self.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL:
+                found += value
+            elif not self._is_named(name):
+                found.append(value)
+        return tuple(found)
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """What is passed by name."""
+        found: dict[str, Any] = {}
+        for name, value in self.arguments.items():
+            if self.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+                found |= value
+            elif self._is_named(name):
+                found[name] = value
+        return found
+
+    def _is_named(self, name: str) -> bool:
+        kind = self.parameters[name].kind
+        is_either = kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+        is_keyword = kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+        return is_keyword or (is_either and name in self.named)
 
 
 @dataclass(eq=False)
@@ -213,7 +266,7 @@ class Leaf:
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class Theirs:
     """Stands for a container that the call passes."""
 
     place: str
@@ -261,7 +314,7 @@ class Made:
         return found
 
 
-Form = Leaf | Passed | Plain | Made
+Form = Leaf | Theirs | Plain | Made
 
 
 @dataclass(eq=False)
@@ -288,7 +341,7 @@ class Forming:
                 self.leaves.append(value)
             return Leaf(number)
         if id(value) in self.passed:
-            return Passed(self.passed[id(value)])
+            return Theirs(self.passed[id(value)])
         if id(value) in self._made:
             return self._made[id(value)]
         is_plain = isinstance(value, tuple | list | dict)
@@ -399,7 +452,7 @@ class _Building:
             return self.tensors[form.number]
         if isinstance(form, Plain):
             return form.value
-        if isinstance(form, Passed):
+        if isinstance(form, Theirs):
             return self.containers[form.place]
         if id(form) in self._made:
             return self._made[id(form)]

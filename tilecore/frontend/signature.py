@@ -208,7 +208,7 @@ def bound_call(
     function: Any, bind: Callable[..., inspect.BoundArguments], args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> inspect.BoundArguments:  # fmt: skip
-    """Return the arguments of a call of ``function`` by its parameters, defaults among them.
+    """Return the arguments of a call of ``function`` by its parameters, without defaults.
 
     Args:
         function: whose name and parameters an error tells.
@@ -227,5 +227,4 @@ def bound_call(
         raise TypeMismatch(
             expected=f"arguments of {function.__name__} ({names})", found=given, hint=str(error)
         ) from None
-    bound.apply_defaults()
     return bound
