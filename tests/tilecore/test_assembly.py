@@ -188,7 +188,7 @@ def test_few_rows_fetch_every_line_of_the_next_ones_of_b_once(target, dtype, nam
     vectors = 2 if target == "avx2" else 1  # in a line
     assert len(multiplies(body)) == 4 * streams * vectors
     assert all(name in line for line in multiplies(body))
-    assert sum("prefetcht1" in line for line in body) == streams
+    assert sum("prefetcht0" in line for line in body) == streams
     assert not uses_stack(body)
 
 
@@ -200,4 +200,4 @@ def test_sums_of_few_rows_fetch_what_the_next_pass_reads(rows, is_fetched):
     config = {"block_M": 32, "block_N": 256, "block_K": 64, "micro_m": 4, "micro_n": 2}
     config = {**gemm.default_config(), **config, "pack_b": "none"}
     lines = assembly("avx512", gemm.program(problem, config), **config)
-    assert any("prefetcht1" in line for line in lines) == is_fetched
+    assert any("prefetcht0" in line for line in lines) == is_fetched

@@ -33,7 +33,7 @@ SUM = "tilecore_sum_of_four"
 AT_ONCE = 4  # sums whose lanes are added up together
 HIGH_HALF = -0x10000
 LONG_BYTES = 8 << 10  # of rows of b that a core's fetchers follow by themselves
-FETCHED_LINES = 2048  # of cache, of rows ahead: a core's own caches keep those in use beside them
+FETCHED_LINES = 2048  # of cache, of rows ahead; an L1 too small for them hands them to its L2
 
 
 class FewRowsLowering(GemmLowering, ABC):
@@ -125,7 +125,7 @@ class DotsLowering(FewRowsLowering):
             if is_fetched and part == 0:
                 for base in b_rows:
                     later = add(base, mul(count, self.b.column))
-                    prefetch.fetch(builder, place.memory, add(later, k))
+                    prefetch.fetch(builder, place.memory, add(later, k), prefetch.L1)
             self._products(sums, a_rows, b_rows, k, None)
         if not isinstance(self.depth, int) or self.depth % step:
             start = builder.bind(mul(blocks, step))
@@ -310,7 +310,7 @@ class SumsLowering(FewRowsLowering):
         for step in range(self.pass_depth, 2 * self.pass_depth):
             for j in range(0, count, max(1, CACHE_LINE_BYTES // size)):
                 place = self.b.at(add(self.k, step), add(column, j * self.lanes))
-                prefetch.fetch(self.builder, self.b_place.memory, place)
+                prefetch.fetch(self.builder, self.b_place.memory, place, prefetch.L1)
 
     def _edge_mask(self, column: Any) -> Any:
         limit = self.plan.n if self.columns is None else self.columns
