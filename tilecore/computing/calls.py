@@ -141,21 +141,20 @@ def called(
         return made(call, nodes, nodes[0].shape, nodes[0].dtype, span)
     has_extents = call.has_extents or any(varies(n) for node in nodes for n in node.shape)
     rule = SHAPES.get(name.strip("_")) if has_extents else None
-    if rule is None:  # torch tells of sizes that are numbers
+    fitted = _fitted(call, nodes) if has_extents and rule is None else None
+    is_fixed = rule is None and fitted is None
+    if is_fixed:  # torch tells of sizes that are numbers
         call = call.of({}, operator.index)
-    import torch
-
-    given = [_without_elements(torch, node, rule is None) for node in nodes]
     try:
-        with torch.no_grad(), torch._C.DisableTorchFunction(), _pure(given):
-            found = call.of({}, lambda extent: extent.value)(given)
+        given, found = _told(call, nodes, operator.index if is_fixed else _value)
     except _Impure as error:
         raise UnsupportedSyntax(expected=str(error), found=f"`{name}`", span=span) from None
-    except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
+    except REFUSALS as error:
         said = str(error).strip().splitlines()[0].partition(". ")[0]
         raise UnsupportedSyntax(
             expected=f"a call of `{name}` whose result follows from shapes", found=said, span=span
         ) from error
+    import torch
 
     def result(tensor: Any) -> Node:
         place = next(places)
@@ -167,6 +166,8 @@ def called(
         shape: Shape = tuple(tensor.shape)
         if rule is not None:
             shape = rule(call, [node.shape for node in nodes], span)
+        elif fitted is not None:
+            shape = fitted[place]
         is_dense = tensor.is_contiguous()
         attrs = {"shares": owners[0] if owners else None, "is_dense": is_dense}
         return made(call, nodes, shape, _dtype(tensor), span, place, **attrs)
@@ -302,13 +303,89 @@ def mapped(value: Any, kind: type | tuple[type, ...], change: Callable[[Any], An
 # --- what torch says of a call --------------------------------------------------------------------
 
 
+# What torch raises where it refuses what it is given.
+REFUSALS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
+
+
 class _Impure(Exception):
     """What a function would have to do not."""
 
 
-def _without_elements(torch: Any, node: Node, is_fixed: bool) -> Any:
-    shape = [n.value if varies(n) and not is_fixed else operator.index(n) for n in node.shape]
-    return torch.empty(shape, dtype=getattr(torch, node.dtype), device="meta")
+def _value(extent: Any) -> int:
+    return extent.value if varies(extent) else extent
+
+
+def _told(
+    call: Call, nodes: Sequence[Node], number: Callable[[Any], int]
+) -> tuple[list[Any], Any]:
+    """Return what torch returns for tensors without elements, and these; ``number``: of extents."""
+    import torch
+
+    given = [
+        torch.empty(
+            [number(n) for n in node.shape], dtype=getattr(torch, node.dtype), device="meta"
+        )
+        for node in nodes
+    ]
+    with torch.no_grad(), torch._C.DisableTorchFunction(), _pure(given):
+        return given, call.of({}, number)(given)
+
+
+def _fitted(call: Call, nodes: Sequence[Node]) -> list[Shape] | None:
+    """Return shapes of results whose extents are sums of multiples of symbols; None: they are not.
+
+    Torch is asked for some sizes: sums that fit all of them are taken for the rule.
+    """
+    extents_of: list[Extent] = [n for node in nodes for n in node.shape if varies(n)]
+    mapped((call.args, dict(call.kwargs)), Extent, extents_of.append)
+    sizes = extents_of[0].sizes
+    names = sorted(set().union(*(extent.missing({}) for extent in extents_of)))
+
+    def shapes(**changed: int) -> list[list[int]]:
+        values = {**sizes.values, **changed}
+        found = results(_told(call, nodes, lambda n: extents.at(n, values))[1])
+        return [list(tensor.shape) for tensor in found]
+
+    try:
+        base = shapes()
+        slopes = {
+            name: _difference(shapes(**{name: sizes.values[name] + 1}), base) for name in names
+        }
+        for step, factor in ((2, 1), (0, 2), (1, 3)):
+            at = {name: sizes.values[name] * factor + step for name in names}
+            several = {name: n + i for i, (name, n) in enumerate(at.items())}
+            for sample in (*({name: n} for name, n in at.items()), several):
+                moves = {name: n - sizes.values[name] for name, n in sample.items()}
+                expected = [
+                    [n + sum(slopes[s][i][j] * by for s, by in moves.items())
+                     for j, n in enumerate(shape)]
+                    for i, shape in enumerate(base)
+                ]  # fmt: skip
+                if shapes(**sample) != expected:
+                    return None
+    except (*REFUSALS, _Impure):
+        return None
+    found: list[Shape] = []
+    for i, shape in enumerate(base):
+        whole: list[Any] = list(shape)
+        for name, slope in slopes.items():
+            symbol = Extent(sizes, {(name,): 1})
+            own = (symbol - sizes.values[name] for _ in shape)
+            whole = [n + by * s for n, by, s in zip(whole, slope[i], own, strict=True)]
+        found.append(tuple(whole))
+    return found
+
+
+def _difference(shapes: list[list[int]], base: list[list[int]]) -> list[list[int]]:
+    """Return how far some shapes are from others.
+
+    Raises:
+        ValueError: they have other axes.
+    """
+    return [
+        [n - m for n, m in zip(shape, other, strict=True)]
+        for shape, other in zip(shapes, base, strict=True)
+    ]
 
 
 def _pure(given: Sequence[Any]) -> Any:

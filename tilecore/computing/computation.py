@@ -61,6 +61,7 @@ class Computation:
         self.function, self.target, self.dynamic = function, target, dynamic
         self.label = labelled(self)
         self._plans: Memo[Plan] = Memo()
+        self._stages: Memo[Stage] = Memo()
         self._families: Memo[Family] = Memo()
         self._calls: Memo[tuple[Plan, list[tuple[str, Any]]]] = Memo()
         self.name = getattr(function, "__name__", type(function).__name__)
@@ -317,7 +318,7 @@ class Computation:
     def _stage(
         self, group: Group, known: dict[Any, Stage], places: Places, order: tuple[int, ...] | None
     ) -> tuple[Stage, list[Place]]:
-        """Return a kernel and where its tensors lie; one of ``known`` where the text is the same."""
+        """Return a kernel and where its tensors lie; one of ``known`` where texts are the same."""
         own = self.name
         name = f"{own if own.isidentifier() else 'computation'}_{len(known)}"  # it may be a lambda
         program, order = written(group, name, places, order)
@@ -327,11 +328,15 @@ class Computation:
         texts = dict.fromkeys((program.text, program.sample))
         like = tuple(text.replace(name, "") for text in texts)
         if like not in known:
-            made = {t: function_of(name, t, self.target, self.__module__) for t in texts}
-            function, sample = made[program.text], made[program.sample]
-            chosen = recommended(program, sample, 1)[0]
-            known[like] = Stage(group, program, function, sample, chosen)
+            known[like] = self._stages.get(tuple(texts)) or self._new_stage(group, program)
+            self._stages.keep(tuple(texts), known[like])  # plans of other sizes run it, too
         return known[like], reads
+
+    def _new_stage(self, group: Group, program: Program) -> Stage:
+        texts = dict.fromkeys((program.text, program.sample))
+        made = {t: function_of(program.name, t, self.target, self.__module__) for t in texts}
+        function, sample = made[program.text], made[program.sample]
+        return Stage(group, program, function, sample, recommended(program, sample, 1)[0])
 
 
 def _wants_gradient(tensors: Sequence[Any]) -> bool:

@@ -41,7 +41,9 @@ def is_of_torch(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bo
     given = (*args, *kwargs.values())
     if is_constant(given):
         return True
-    if (name in ("max", "min") and "dim" in kwargs) or (name == "to" and _is_exact(given)):
+    if name in ("max", "min") and _says_axis(args, kwargs):  # they return positions as well
+        return True
+    if name == "to" and _is_exact(given):
         return True
     found = kinds(given)
     return bool(found - {"bool"} if name in OF_TRUTH else found)
@@ -82,6 +84,11 @@ def says_correction(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether a variance says what its sum is divided by."""
     is_named = "correction" in kwargs or kwargs.get("unbiased") is not None
     return is_named or any(isinstance(v, bool) for v in args[1:3])
+
+
+def _says_axis(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether torch's ``max`` is one along an axis."""
+    return "dim" in kwargs or (device() is not None and any(isinstance(a, int) for a in args[1:2]))
 
 
 def _is_exact(given: Sequence[Any]) -> bool:

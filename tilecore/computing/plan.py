@@ -56,7 +56,9 @@ class Stage:
         return f"Stage({self.program.name}; {chosen.config}; {time_us})"
 
     def build(self) -> None:
-        """Compile it with its config."""
+        """Compile it with its config, once."""
+        if hasattr(self, "kernel"):
+            return
         func = self.function.program(**self.chosen.config)
         options = replace(self.function.options, config=dict(self.chosen.lowering))
         self.kernel = build(func, options)
