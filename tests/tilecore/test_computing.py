@@ -1,7 +1,6 @@
 """``@tilecore.compute``: plain functions of tensors, against themselves in float64."""
 
 import math
-import operator
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import tilecore
+from tilecore.computing.plan import Launch
 from tilecore.errors import ShapeMismatch, TileError, TypeMismatch, UnsupportedSyntax
 
 BFLOAT16, FLOAT16 = torch.bfloat16, torch.float16
@@ -35,7 +35,8 @@ def check(function, *args, kernels=None, tolerance=1e-5):
         error = (ours.double() - exact).abs().max() / exact.abs().max()
         assert error <= tolerance, error
     if kernels is not None:
-        assert len(found.plan(*args).stages) == kernels
+        launches = [s for s in found.plan(*args).steps if isinstance(s, Launch)]
+        assert len(launches) == kernels
     return found
 
 
@@ -441,11 +442,6 @@ def test_tuning_takes_what_is_fastest_and_right(tmp_path, monkeypatch):
 # --- what it refuses --------------------------------------------------------------------------
 
 
-def adds_to_its_argument(x, y):
-    x += y
-    return x
-
-
 def test_what_was_computed_may_be_updated():
     def function(x, y):
         z = x * 2
@@ -474,8 +470,6 @@ def asks_for_elements(x, y):
         (lambda x, y: x.frobenius(), UnsupportedSyntax, "`Tensor.frobenius`"),
         (lambda x, y: np.add.reduce(x), UnsupportedSyntax, "numpy.add.reduce"),
         (lambda x, y: x.permute(0, 0), ShapeMismatch, "each axis"),
-        (lambda x, y: F.relu(x, inplace=True), UnsupportedSyntax, "an update in place"),
-        (lambda x, y: F.elu(x, inplace=True), UnsupportedSyntax, "an update in place"),
         (lambda x, y: F.dropout(x), UnsupportedSyntax, "no random numbers, found `dropout`"),
         (lambda x, y: torch.rand_like(x), UnsupportedSyntax, "no random numbers"),
         (lambda x, y: x.repeat_interleave(torch.ones(3).int(), 0), UnsupportedSyntax, "follows"),
@@ -483,10 +477,7 @@ def asks_for_elements(x, y):
         (lambda x, y: torch.cat([x, y[:, :3]]), ShapeMismatch, "found (3, 4), (3, 3)"),
         (lambda x, y: np.split(x, 1)[0], UnsupportedSyntax, "`numpy.split`"),  # not as in torch
         (lambda x, y: x.transpose(), UnsupportedSyntax, "transpose"),
-        (adds_to_its_argument, UnsupportedSyntax, "an update in place"),
-        (lambda x, y: operator.imul(x.T, 2), UnsupportedSyntax, "an update in place"),
         (asks_for_elements, UnsupportedSyntax, "where Python decides"),
-        (lambda x, y: x.max(1), UnsupportedSyntax, "amax"),
         (lambda x, y: x[y > 0], UnsupportedSyntax, "`__getitem__` whose result follows from"),
         (lambda x, y: x + torch.tensor([1.0], dtype=torch.float64), TypeMismatch, "found float64"),
         (lambda x, y: x @ y.half().T, TypeMismatch, "one element type"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,24 @@ def copied(tensor: Any, shape: tuple[int, ...]) -> Any:
     return tensor.clone(memory_format=torch.contiguous_format).reshape(shape)
 
 
+def write(tensor: Any, value: Any) -> None:
+    """Have a tensor hold what another one of its shape does."""
+    if hasattr(tensor, "copy_"):
+        tensor.copy_(value)
+    else:
+        np.copyto(tensor, value)
+
+
+def memory(tensor: Any) -> int:
+    """Return what tensors have alike that share memory."""
+    if hasattr(tensor, "untyped_storage"):
+        found: int = tensor.untyped_storage().data_ptr()
+        return found
+    while isinstance(tensor.base, np.ndarray):
+        tensor = tensor.base
+    return int(tensor.ctypes.data)
+
+
 def called(call: Call, tensors: Sequence[Any], node: Node) -> list[Any]:
     """Return the tensors that a function of torch returns; arrays of NumPy for such arrays.
 
@@ -90,15 +109,34 @@ def called(call: Call, tensors: Sequence[Any], node: Node) -> list[Any]:
         ArgumentError: torch refuses them, for what their elements are (TC402).
     """
     is_numpy = not all(hasattr(tensor, "data_ptr") for tensor in tensors)
-    try:
-        given = [_of_torch(t) for t in tensors] if is_numpy else tensors
+    given = [_of_torch(t) for t in tensors] if is_numpy else tensors
+    with _refusals(call, node):
         found = results(call(given, node.shape))
+    return [_of_numpy(tensor) for tensor in found] if is_numpy else found
+
+
+def called_in_place(call: Call, tensors: Sequence[Any], node: Node) -> list[Any]:
+    """Change the first tensor to what a function of torch returns of it; return it as ``called``.
+
+    Raises:
+        ArgumentError: torch refuses the tensors, for what their elements are (TC402).
+    """
+    if not hasattr(tensors[0], "data_ptr"):
+        return called(call, tensors, node)
+    with _refusals(call, node):
+        call.in_place(tensors)
+    return [tensors[0]]
+
+
+@contextmanager
+def _refusals(call: Call, node: Node) -> Iterator[None]:
+    try:
+        yield
     except (RuntimeError, IndexError, ValueError) as error:
         said = str(error).strip().splitlines()[0]
         raise ArgumentError(
             position="of", name=call.name, expected="what torch takes", found=said, span=node.span
         ) from error
-    return [_of_numpy(tensor) for tensor in found] if is_numpy else found
 
 
 def _of_torch(array: Any) -> Any:

@@ -99,6 +99,25 @@ class Call:
         args, kwargs = mapped((self.args, dict(self.kwargs)), Hole, lambda h: tensors[h.number])
         return self.function(*(shape if isinstance(a, Whole) else a for a in args), **kwargs)
 
+    def in_place(self, tensors: Sequence[Any]) -> None:
+        """Do to the first tensor what the function returns of it."""
+        rest = [tensors[a.number] if type(a) is Hole else a for a in self.args[1:]]
+        self._in_place(tensors[0], *rest, **self.kwargs)
+
+    @functools.cached_property
+    def has_in_place(self) -> bool:
+        """Whether torch has a function that changes the first tensor to what this one returns."""
+        is_first = self.args[:1] == (Hole(0),) and self._is_flat
+        return is_first and self._in_place is not None
+
+    @functools.cached_property
+    def _in_place(self) -> Any:
+        import torch
+
+        if self.function is with_values:
+            return operator.setitem
+        return getattr(torch.Tensor, f"{self.name}_", None)
+
     @functools.cached_property
     def _is_flat(self) -> bool:
         """Whether its tensors are arguments by position, none of them in a list or a slice."""
@@ -230,6 +249,13 @@ def expanded(x: Node, shape: Shape, span: SourceSpan) -> Node:
     return x if shape == x.shape else made(call, [x], shape, x.dtype, span)
 
 
+def with_values(x: Any, index: Any, value: Any) -> Any:
+    """Return a tensor of torch with some values at some places."""
+    found = x.clone()
+    found[index] = value
+    return found
+
+
 def _call(
     name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any],
     nodes: list[Node],
@@ -315,9 +341,7 @@ def _value(extent: Any) -> int:
     return extent.value if varies(extent) else extent
 
 
-def _told(
-    call: Call, nodes: Sequence[Node], number: Callable[[Any], int]
-) -> tuple[list[Any], Any]:
+def _told(call: Call, nodes: Sequence[Node], number: Callable[[Any], int]) -> tuple[list[Any], Any]:
     """Return what torch returns for tensors without elements, and these; ``number``: of extents."""
     import torch
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,7 +20,13 @@ from tilecore.computing import arrays, columns, decode, grouped, long_rows, prod
 from tilecore.computing.fusion import Group, steps
 from tilecore.computing.graph import Node, consumers, ordered
 from tilecore.computing.operands import input_of, need_elements
-from tilecore.computing.places import GPU_ALIGNMENT_BYTES, Place, Places, wanted_order
+from tilecore.computing.places import (
+    GPU_ALIGNMENT_BYTES,
+    Place,
+    Places,
+    row_major,
+    wanted_order,
+)
 from tilecore.computing.plan import (
     Called,
     Copy,
@@ -29,7 +36,9 @@ from tilecore.computing.plan import (
     Step,
     function_of,
     recommended,
+    written_in_place,
 )
+from tilecore.computing.storage import CALLERS
 from tilecore.computing.tensor import Traced, argument, reading
 from tilecore.computing.text import Program
 from tilecore.computing.trees import Arguments, Outcome, Passed
@@ -99,7 +108,9 @@ class Computation:
             if any(0 in tensor.shape for tensor in tensors.values()):
                 return arrays.computed(self.function, bound)
             plan = self._plan(bound, given)
-            if like is not None and not containers:
+            if plan.outcome.writes and not given.are_apart(plan.outcome.writes):
+                return self.function(*args, **kwargs)
+            if like is not None and not (containers or plan.outcome.writes):
                 self._remember(like, plan, args, kwargs)
         if _wants_gradient((*tensors.values(), *plan.held)):
             from tilecore.computing import torch_calls
@@ -187,21 +198,16 @@ class Computation:
         """Of the addresses of tensors that kernels of the target take, in bytes."""
         return GPU_ALIGNMENT_BYTES if isinstance(parse_target(self.target), GpuTarget) else 1
 
-    def _bound(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[Passed, Arguments]:
+    def _bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Passed, Arguments]:
         """Return the arguments of a call, and the tensors among them by their place."""
         bound = self.bound(args, kwargs)
         return bound, Arguments.of(bound.arguments)
 
-    def _plan(
-        self, bound: Passed, given: Arguments, is_own: bool = False
-    ) -> Plan:
+    def _plan(self, bound: Passed, given: Arguments, is_own: bool = False) -> Plan:
         """Return the plan of a call; ``is_own``: with kernels for its sizes alone."""
         layouts = layouts_of(given.tensors, given.numbers)
         kinds = tuple(
-            (k, str(t.dtype), len(t.shape), layouts[k][1] is None)
-            for k, t in given.tensors.items()
+            (k, str(t.dtype), len(t.shape), layouts[k][1] is None) for k, t in given.tensors.items()
         )
         family = kinds, given.structure
         like = family, tuple(layouts.values())
@@ -243,9 +249,7 @@ class Computation:
             family.keep(sizes, pattern, plan)
         return plan.of(sizes.values)
 
-    def _read(
-        self, bound: Passed, given: Arguments, layouts: Mapping[str, Layout]
-    ) -> Plan:
+    def _read(self, bound: Passed, given: Arguments, layouts: Mapping[str, Layout]) -> Plan:
         bound = bound.changed(bound.arguments)
         inputs, traced = {}, dict[str, Any]()
         with reading(given.tensors.values()):
@@ -257,7 +261,11 @@ class Computation:
             traced |= {name: layouts[name][0][0] for name in given.numbers}
             with given.replaced(bound.arguments, traced) as put:
                 returned = self.function(*bound.args, **bound.kwargs)
-                outcome, found = given.outcome(returned, put, lambda v: isinstance(v, Traced))
+                tensors = {k: t for k, t in traced.items() if isinstance(t, Traced)}
+                written = {k: t for k, t in tensors.items() if t.memory.version}
+                outcome, found = given.outcome(
+                    returned, put, written, lambda v: isinstance(v, Traced)
+                )
         if not found:
             raise TypeMismatch(
                 expected=f"`{self.name}` to return tensors that it computes",
@@ -266,6 +274,7 @@ class Computation:
         from tilecore.computing import creation  # which needs torch
 
         roots = creation.settled([r.node for r in found])
+        are_new = [_is_new(r) for r in found]
         need_elements(*roots)
         for node in roots:
             if node.dtype == "bool" and node.kind == "pointwise":
@@ -279,7 +288,7 @@ class Computation:
             joined = steps(roots, joins_products=True)
             ways += [joined] if any(isinstance(g, Group) and g.twin for g in joined[0]) else []
         plans = [
-            self._drafted(inputs, order, results, Places(is_on_gpu), outcome)
+            self._drafted(inputs, order, results, Places(is_on_gpu), outcome, are_new)
             for order, results in ways
         ]
         plan = min(plans, key=lambda plan: plan.time_s)
@@ -289,9 +298,12 @@ class Computation:
 
     def _drafted(
         self, inputs: Mapping[str, Node], order: Sequence[Group | Node], results: Sequence[Node],
-        places: Places, outcome: Outcome,
+        places: Places, outcome: Outcome, are_new: Sequence[bool],
     ) -> Plan:  # fmt: skip
-        """Return a plan whose kernels are to be built."""
+        """Return a plan whose kernels are to be built.
+
+        ``are_new``: which results share no memory with what the call passes.
+        """
         users, stages = consumers(ordered(results)), dict[Any, Stage]()
         made: list[Step] = []
         for step in order:
@@ -311,6 +323,13 @@ class Computation:
         for place in at:
             places.need(place)
         made += _copies(places)
+        for i, (place, is_new) in enumerate(zip(at, are_new, strict=True)):
+            if is_new and place.memory.kind == "input":  # the copy that a clone() asks for
+                node = Node("input", "copy", (), place.shape, place.memory.dtype)
+                made.append(Copy(node, place))
+                at[i] = Place(node, 0, place.shape, row_major(place.shape))
+        for name, number in outcome.writes.items():
+            made = written_in_place(made, results[number], inputs[name])
         read = {n for n in order if isinstance(n, Node)}
         named = {k: n for k, n in inputs.items() if n in read}
         return Plan(named, made, at, outcome, self._alignment)
@@ -326,7 +345,7 @@ class Computation:
             places.write(group.root, order)
         reads = [p.place for p in program.inputs]
         texts = dict.fromkeys((program.text, program.sample))
-        like = tuple(text.replace(name, "") for text in texts)
+        like = tuple(_unnamed(text, name, program) for text in texts)
         if like not in known:
             known[like] = self._stages.get(tuple(texts)) or self._new_stage(group, program)
             self._stages.keep(tuple(texts), known[like])  # plans of other sizes run it, too
@@ -337,6 +356,21 @@ class Computation:
         made = {t: function_of(program.name, t, self.target, self.__module__) for t in texts}
         function, sample = made[program.text], made[program.sample]
         return Stage(group, program, function, sample, recommended(program, sample, 1)[0])
+
+
+def _unnamed(text: str, name: str, program: Program) -> str:
+    """Return a program's text without the names of the program and of its tensors."""
+    names = {name: "", f"{name}_program": ""} | {
+        p.name: f"#{i}" for i, p in enumerate(program.inputs)
+    }
+    return re.sub(r"\w+", lambda word: names.get(word[0], word[0]), text)
+
+
+def _is_new(result: Traced) -> bool:
+    """Return whether a result shares no memory with what the call passes, or is for that."""
+    memory = result.memory
+    is_written = memory.owner == CALLERS and memory.version and result.seen is memory.base
+    return bool(is_written) or not any(one.owner for one in memory.kin)
 
 
 def _wants_gradient(tensors: Sequence[Any]) -> bool:

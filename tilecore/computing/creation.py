@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -374,21 +375,48 @@ def _flat(values: Sequence[Any]) -> Iterator[Any]:
             yield value
 
 
+# What tells torch's compiler of a tensor: nothing, of one that is read.
+_MARKS = ("mark_static_address", "mark_static", "mark_dynamic", "maybe_mark_dynamic")
+
+
+def _replaced(traced: Callable[[Node, Sequence[Any]], Any]) -> Iterator[tuple[Any, str, Any, Any]]:
+    """Return modules, names of their functions, these, and what takes their places."""
+    for name, own in _FREE.items():
+        yield torch, name, own, _taking_extents(name, traced)
+    compiler = sys.modules.get("torch._dynamo")
+    for name in _MARKS if compiler is not None else ():
+        own = getattr(compiler, name)
+        yield compiler, name, own, _of_real_ones(own)
+
+
+def _of_real_ones(own: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(own)
+    def function(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        is_read = isinstance(getattr(tensor, "node", None), Node)
+        return None if is_read else own(tensor, *args, **kwargs)
+
+    return function
+
+
+_own: list[tuple[Any, str, Any]] = []  # functions of torch's whose places are taken
+
+
 @contextmanager
 def _extents_taken(traced: Callable[[Node, Sequence[Any]], Any]) -> Iterator[None]:
     """Have torch's functions take extents; in threads that read nothing they do what they did."""
     global _readers
     with _lock:
         _readers += 1
-        for name in _FREE if _readers == 1 else ():
-            setattr(torch, name, _taking_extents(name, traced))
+        for module, name, own, other in list(_replaced(traced)) if _readers == 1 else ():
+            _own.append((module, name, own))
+            setattr(module, name, other)
     try:
         yield
     finally:
         with _lock:
             _readers -= 1
-            for name, own in _FREE.items() if _readers == 0 else ():
-                setattr(torch, name, own)
+            while _own and _readers == 0:
+                setattr(*_own.pop())
 
 
 @contextmanager

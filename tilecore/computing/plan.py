@@ -100,10 +100,12 @@ class Called:
     Attributes:
         node: the result.
         reads: where the function's tensors lie.
+        is_in_place: whether the first of them becomes the result, which the call asks for.
     """
 
     node: Node
     reads: Sequence[Place]
+    is_in_place: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +170,9 @@ class Plan:
 
         ``containers``: lists, dicts and objects of the call, by their place.
         """
-        return self.outcome.build(self.computed(tensors), containers)
+        results = self.computed(tensors)
+        passed = {**containers, **tensors} if self.outcome.writes else containers
+        return self.outcome.build(results, passed)
 
     def computed(
         self, tensors: Mapping[str, Any], before: Before = lambda stage, given: None
@@ -193,7 +197,8 @@ class Plan:
                 call, place = step.node.attrs["call"], step.node.attrs["place"]
                 if call not in returned:
                     given = [arrays.at(known, p) for p in step.reads]
-                    returned[call] = arrays.called(call, given, step.node)
+                    way = arrays.called_in_place if step.is_in_place else arrays.called
+                    returned[call] = way(call, given, step.node)
                 found = returned[call][place]
                 is_as_it_is = step.node.attrs.get("is_for_calls")
                 if not is_as_it_is:
@@ -212,7 +217,8 @@ class Plan:
             if isinstance(part, Node):
                 is_same = _is_fixed(part)
             else:
-                is_same = all([is_fixed(p) for p in _parts(part)]) and not _has_extents(part)
+                parts = [is_fixed(p) for p in _parts(part)]  # all of them are looked at
+                is_same = all(parts) and not _has_extents(part)
             found.update([id(part)] if is_same else [])
             return is_same
 
@@ -268,7 +274,7 @@ class _Sized:
         reads = [self.place(place) for place in step.reads]
         if isinstance(step, Launch):
             return Launch(step.stage, reads, self.node(step.root))
-        return Called(self.node(step.node), reads)
+        return Called(self.node(step.node), reads, step.is_in_place)
 
     def node(self, node: Node) -> Node:
         found = node if id(node) in self._fixed else self._nodes.get(node)
@@ -299,6 +305,32 @@ class _Sized:
 
     def _numbers(self, shape: Sequence[Any]) -> tuple[int, ...]:
         return tuple([at(n, self._values) for n in shape])
+
+
+def written_in_place(steps: Sequence[Step], root: Node, memory: Node) -> list[Step]:
+    """Return steps that have an argument be what it is afterwards without a copy, if they can.
+
+    Args:
+        steps: of a plan.
+        root: what the argument is afterwards.
+        memory: the argument.
+    """
+    at = next((i for i, s in enumerate(steps) if isinstance(s, Called) and s.node is root), None)
+    if at is None or not root.attrs["call"].has_in_place:
+        return list(steps)
+    step, reads = steps[at], [r for s in steps[at + 1 :] for r in _reads(s)]
+    assert isinstance(step, Called)
+    place = step.reads[0]
+    is_it = place.memory is memory and place.shape == root.shape and root.dtype == memory.dtype
+    if not is_it or any(r.memory is memory for r in (*reads, *step.reads[1:])):
+        return list(steps)
+    return [*steps[:at], replace(step, is_in_place=True), *steps[at + 1 :]]
+
+
+def _reads(step: Step) -> Sequence[Place]:
+    if isinstance(step, Node):
+        return ()
+    return (step.source,) if isinstance(step, Copy) else step.reads
 
 
 def recommended(program: Program, function: JITImpl, count: int) -> Sequence[RecommendedConfig]:

@@ -28,7 +28,7 @@ class Storage:
         base: stands for the first tensor.
         has_place: whether its strides are sure to be those of ``base``; torch may have others of
             what it computes.
-        owner: whose it is, where the function may not write to it.
+        owner: whose it is, where it is not the function's.
         version: how often it was written to.
         kin: those that may share memory with it, which torch alone knows; itself among them.
         spoiled: where one of them was written to.
@@ -123,12 +123,13 @@ class Storage:
     # --- writing ----------------------------------------------------------------------------------
 
     def need_own(self, span: SourceSpan) -> None:
-        """Refuse to write to what is not the function's.
+        """Refuse to write to what the function holds, and to what may be its caller's, or not.
 
         Raises:
-            UnsupportedSyntax: it is its caller's, or held (TC101).
+            UnsupportedSyntax: it is one of these (TC101).
         """
-        owner = next((one.owner for one in self.kin if one.owner), "")
+        others = [one for one in self.kin if one is not self or self.owner != CALLERS]
+        owner = next((one.owner for one in others if one.owner), "")
         if owner:
             raise UnsupportedSyntax(
                 expected=f"a computation that changes no {owner.removeprefix('a ')}",

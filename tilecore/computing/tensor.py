@@ -237,7 +237,7 @@ setattr(Traced, "__hash__", object.__hash__)  # noqa: B010 (an __eq__ of its own
 
 
 def argument(node: Node) -> Traced:
-    """Return a tensor that a call passes: the function may not write to it."""
+    """Return a tensor that a call passes: what the function writes to it, the call writes."""
     return Traced(Storage.of(node, has_place=device() is not None, owner=CALLERS))
 
 

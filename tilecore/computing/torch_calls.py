@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import fake_tensor_tls
 
 from tilecore.computing import arrays
 from tilecore.computing.plan import Plan
-from tilecore.computing.trees import Forming, Outcome, Passed, is_object
+from tilecore.computing.trees import Forming, Outcome, Passed, Plain, is_object
 from tilecore.errors import UnsupportedSyntax
 from tilecore.torch_ops import TAGS
 from tilecore.torch_trace import labelled_as
@@ -120,9 +120,7 @@ def _tensors(bound: Passed) -> dict[str, torch.Tensor]:
     return found
 
 
-def _replaced(
-    bound: Passed, tensors: Sequence[torch.Tensor]
-) -> Passed:
+def _replaced(bound: Passed, tensors: Sequence[torch.Tensor]) -> Passed:
     """Return the arguments of a call with other tensors of torch, in their order."""
     rest = iter(tensors)
 
@@ -163,6 +161,9 @@ def _node(label: str, args: Any, kwargs: Any) -> Any:
     return operator.outcome.build(found, {})
 
 
+UNKNOWN = Outcome(Plain(None))
+
+
 @dataclass(eq=False)
 class _Operator:
     """A computation as an operator of torch: a list of tensors to a list of new ones.
@@ -177,7 +178,7 @@ class _Operator:
     computation: Callee
     bound: Passed
     of_torch: Any = None
-    outcome: Outcome | None = None
+    outcome: Outcome = UNKNOWN
     count: int = 0
 
     def define(self, name: str) -> None:
@@ -206,7 +207,7 @@ class _Operator:
 
     def _listed(self, found: Any) -> list[torch.Tensor]:
         forming = Forming(lambda value: isinstance(value, torch.Tensor))
-        if self.outcome is None:
+        if self.outcome is UNKNOWN:
             self.outcome = Outcome(forming.form(found))
             self.count = len(forming.leaves)
         return self.outcome.flat(found, self.count)

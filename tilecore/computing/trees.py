@@ -9,11 +9,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
+from tilecore.computing import arrays
 from tilecore.computing.extents import Extent, at
 from tilecore.computing.operands import is_tensor
 from tilecore.errors import TypeMismatch
@@ -33,7 +36,7 @@ def is_object(value: Any) -> bool:
 
     Callable ones are functions to whoever reads them: modules of torch among them.
     """
-    kind = type(value)
+    kind: Any = type(value)
     known = _objects.get(kind)
     if known is None:
         has_state = kind.__basicsize__ == _Plain.__basicsize__ and hasattr(value, "__dict__")
@@ -145,7 +148,9 @@ class Arguments:
         """
         found = cls()
         known: dict[int, str] = {}
-        parts = [(name, found._taken(value, name, known, False)) for name, value in arguments.items()]
+        parts = [
+            (name, found._taken(value, name, known, False)) for name, value in arguments.items()
+        ]
         found.structure = tuple(parts)
         return found
 
@@ -181,6 +186,11 @@ class Arguments:
             raise TypeMismatch(expected=expected, found=kind.__name__) from None
         return kind, value
 
+    def are_apart(self, names: Collection[str]) -> bool:
+        """Return whether some tensors share no memory with another one."""
+        memories = [arrays.memory(tensor) for tensor in self.tensors.values()]
+        return all(memories.count(arrays.memory(self.tensors[name])) == 1 for name in names)
+
     @contextmanager
     def replaced(
         self, arguments: dict[str, Any], values: Mapping[str, Any]
@@ -214,10 +224,15 @@ class Arguments:
                 fill(self.containers[place], items)
 
     def outcome(
-        self, returned: Any, put: Mapping[str, Items], is_leaf: Callable[[Any], bool]
-    ) -> tuple[Outcome, list[Any]]:
-        """Return what a function returned and did to containers, and the leaves of both."""
+        self, returned: Any, put: Mapping[str, Items], written: Mapping[str, Any],
+        is_leaf: Callable[[Any], bool],
+    ) -> tuple[Outcome, list[Any]]:  # fmt: skip
+        """Return what a function returned and did to containers, and the tensors of both.
+
+        ``written``: tensors of the call that it wrote to, by their place; they come last.
+        """
         names = {id(container): place for place, container in self.containers.items()}
+        names |= {id(tensor): place for place, tensor in written.items()}
         forming = Forming(is_leaf, names)
         form = forming.form(returned)
         effects = []
@@ -230,7 +245,11 @@ class Arguments:
             if changed or gone:
                 parts = {k: forming.form(now[k]) for k in changed}
                 effects.append(Effect(place, parts, gone))
-        return Outcome(form, tuple(effects)), forming.leaves
+        first = len(forming.leaves)
+        return Outcome(form, tuple(effects), dict(zip(written, itertools.count(first)))), [
+            *forming.leaves,
+            *written.values(),
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +286,7 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Theirs:
-    """Stands for a container that the call passes."""
+    """Stands for a container, or a tensor that is written to, which the call passes."""
 
     place: str
 
@@ -323,7 +342,7 @@ class Forming:
 
     Attributes:
         is_leaf: what stands for a tensor.
-        passed: places of the call's containers, by their identity.
+        passed: places of what the call passes and gets back, by its identity.
         leaves: what was found, each once.
     """
 
@@ -334,14 +353,14 @@ class Forming:
 
     def form(self, value: Any) -> Form:
         """Return the form of a value."""
+        if id(value) in self.passed:
+            return Theirs(self.passed[id(value)])
         if self.is_leaf(value):
             number = next((i for i, leaf in enumerate(self.leaves) if leaf is value), None)
             if number is None:
                 number = len(self.leaves)
                 self.leaves.append(value)
             return Leaf(number)
-        if id(value) in self.passed:
-            return Theirs(self.passed[id(value)])
         if id(value) in self._made:
             return self._made[id(value)]
         is_plain = isinstance(value, tuple | list | dict)
@@ -381,10 +400,17 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a function returns, and does to the containers that it is given."""
+    """What a function returns, and does to what it is given.
+
+    Attributes:
+        returned: what it returns.
+        effects: on containers.
+        writes: to tensors, by their place: which result they are afterwards.
+    """
 
     returned: Form
     effects: tuple[Effect, ...] = ()
+    writes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
     def of(self, values: Mapping[str, int]) -> Outcome:
         """Return it for some sizes."""
@@ -403,15 +429,20 @@ class Outcome:
         effects = (
             Effect(e.place, {k: sized(f) for k, f in e.parts.items()}, e.gone) for e in self.effects
         )
-        return Outcome(sized(self.returned), tuple(effects))
+        return Outcome(sized(self.returned), tuple(effects), self.writes)
 
-    def build(self, tensors: Sequence[Any], containers: Mapping[str, Any]) -> Any:
-        """Do to containers what the function does; return what it returns."""
+    def build(self, results: Sequence[Any], passed: Mapping[str, Any]) -> Any:
+        """Do to what the call passes what the function does; return what it returns.
+
+        ``passed``: containers and tensors by their place.
+        """
+        for place, number in self.writes.items():
+            arrays.write(passed[place], results[number])
         if isinstance(self.returned, Leaf) and not self.effects:
-            return tensors[self.returned.number]
-        building = _Building(tensors, containers)
+            return results[self.returned.number]
+        building = _Building(results, passed)
         for effect in self.effects:
-            container = containers[effect.place]
+            container = passed[effect.place]
             parts = {k: building.value(form) for k, form in effect.parts.items()}
             if isinstance(container, list):
                 fill(container, parts)
@@ -442,18 +473,18 @@ class Outcome:
 class _Building:
     """Puts forms together for one call."""
 
-    tensors: Sequence[Any]
-    containers: Mapping[str, Any]
+    results: Sequence[Any]
+    passed: Mapping[str, Any]
     _made: dict[int, Any] = field(default_factory=dict)
 
     def value(self, form: Form) -> Any:
         """Return what a form stands for."""
         if isinstance(form, Leaf):
-            return self.tensors[form.number]
+            return self.results[form.number]
         if isinstance(form, Plain):
             return form.value
         if isinstance(form, Theirs):
-            return self.containers[form.place]
+            return self.passed[form.place]
         if id(form) in self._made:
             return self._made[id(form)]
         return form.made(self.value, lambda found: self._made.setdefault(id(form), found))

@@ -17,7 +17,7 @@ from tilecore.computing.functions import ALIASES, FUNCTIONS
 from tilecore.computing.given import is_plain, node_of, nodes_of
 from tilecore.computing.graph import Node
 from tilecore.computing.operands import is_tensor
-from tilecore.computing.storage import HELD
+from tilecore.computing.storage import CALLERS, HELD
 from tilecore.computing.tensor import Traced, called
 from tilecore.computing.windows import Filled
 from tilecore.errors import ShapeMismatch, SourceSpan, TileError, TypeMismatch, UnsupportedSyntax
@@ -56,6 +56,11 @@ def by_name(
             hint="compute with a clone(), or with torch.zeros_like(...) and what is written to it",
         )  # fmt: skip
     x.memory.need_own(span)
+    if x.memory.owner == CALLERS and base in (*OF_VIEWS, "requires_grad", "detach"):
+        raise UnsupportedSyntax(
+            expected=f"a computation that only writes elements of {CALLERS}", found=f"`{name}`",
+            span=span, hint=f"write x = x.{base}(...)",
+        )  # fmt: skip
     if kwargs.get("inplace"):
         rest = {k: v for k, v in kwargs.items() if k != "inplace"}
         return changed(name, x, lambda: called(name, args, rest, function), span)
@@ -146,17 +151,10 @@ def assign(x: Traced, index: Any, value: Any, span: SourceSpan) -> None:
     has_masks = any(is_tensor(e) and str(e.dtype) in ("torch.bool", "bool") for e in entries)
     try:
         given = nodes_of([x, index, value])
-        put = calls.called("put", _with_values, given, {}, span, is_told=not has_masks)
+        put = calls.called("put", calls.with_values, given, {}, span, is_told=not has_masks)
     except TileError as error:
         raise error.at(span) from None
     x.memory.write(x.seen, put, span)
-
-
-def _with_values(x: Any, index: Any, value: Any) -> Any:
-    """Return a tensor with some values at some places."""
-    found = x.clone()
-    found[index] = value
-    return found
 
 
 def _put(x: Traced, value: Any, span: SourceSpan, is_part: bool = False) -> None:
