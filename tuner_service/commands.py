@@ -325,11 +325,9 @@ def parse_problem(given: Mapping[str, Any], assignments: Sequence[str]) -> dict[
     """Return the fields of a problem from options and ``FIELD=VALUE`` texts.
 
     Raises:
-        InvalidProblem: an assignment without a value (TC502).
+        InvalidProblem: an assignment without a value, or a field that comes twice (TC502).
     """
-    problem = {name: value for name, value in given.items() if value is not None}
-    problem |= questions.assigned("--set", assignments)
-    return problem
+    return questions.together(given, "--set", questions.assigned("--set", assignments))
 
 
 def change_run(settings: Settings, run: str, verb: Verb) -> None:

@@ -31,6 +31,7 @@ from tuner_service.settings import load_settings
 from tuner_service.workplaces import HostWorkplace
 
 GEMM = ["gemm", "--m", "64", "--n", "64", "--k", "64"]
+MATMUL = f"{Path(__file__).parents[2]}/examples/quickstart_lazy.py:matmul"
 
 
 @pytest.fixture
@@ -80,6 +81,12 @@ BAD_INPUT = {
     "too many threads": (["tune", *GEMM, "--threads", "4000"], "SV907"),
     "no address": (["dispatch", *GEMM, "--m", "1:16", "--service", "nix"], "SV936"),
     "nobody's field": (["recommend", *GEMM, "--set", "=3"], "TC502"),
+    # Once the last word had it, without a word.
+    "two sizes": (["recommend", *GEMM, "--set", "m=32"], "TC502"),
+    "two types": (["tune", *GEMM, "--dtype", "float16", "--set", "dtype=float32"], "TC502"),
+    "two ranges": (["dispatch", *GEMM, "--m", "1:16", "--set", "m=8"], "TC502"),
+    "two sizes of a program": (["recommend", MATMUL, "--m", "8", "--set", "M=4"], "TC502"),
+    "two values": (["recommend", MATMUL, "--fixed", "a=1", "--fixed", "a=2"], "TC502"),
 }
 
 
