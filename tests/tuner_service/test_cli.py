@@ -228,6 +228,18 @@ def test_times_of_a_machine_that_was_not_profiled_rest_on_rates_of_one_like_it(c
     assert "times rest on" not in out
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_whose_encoding_lacks_letters_gets_others(settings, store, encoding):
+    """A UnicodeEncodeError ("unexpected error") took the place of the answer."""
+    environment = {**settings.environment(), "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
+    command = [sys.executable, "-m", "tuner_service.cli", "recommend", *GEMM, "--hardware", "h100"]
+    done = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    shown = done.stdout.decode(encoding)
+    assert ("µs" if encoding == "latin-1" else "| us") in shown
+    assert "fastest of" in shown
+
+
 def test_recommend_as_json(cli):
     status, out, _ = cli("recommend", *GEMM, "--top-k", "2", "--json")
     ranked = json.loads(out)
