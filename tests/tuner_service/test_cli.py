@@ -87,6 +87,10 @@ BAD_INPUT = {
     "two ranges": (["dispatch", *GEMM, "--m", "1:16", "--set", "m=8"], "TC502"),
     "two sizes of a program": (["recommend", MATMUL, "--m", "8", "--set", "M=4"], "TC502"),
     "two values": (["recommend", MATMUL, "--fixed", "a=1", "--fixed", "a=2"], "TC502"),
+    "vLLM knows one dimension": (
+        ["dispatch", "--m", "1:4", "--n", "1:4", "--k", "4", "--format", "vllm", "--output", "t"],
+        "TC506",
+    ),
 }
 
 
