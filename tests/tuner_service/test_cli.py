@@ -334,9 +334,11 @@ def test_replay_prints_and_draws_the_curves(cli, tmp_path):
 def test_replay_refuses_what_is_no_recording(cli, tmp_path):
     bad = tmp_path / "space.csv"
     bad.write_text("nothing\n")
-    status, _, shown = cli("replay", str(bad))
-    assert status == 2
-    assert "RC607" in shown
+    for path in (bad, tmp_path):
+        status, _, shown = cli("replay", str(path))
+        assert status == 2
+        assert f"RC607 invalid-recording: {path}: " in shown
+    assert "invalid-recording: .: Is a directory" in cli("replay", ".")[2]  # once it had no name
 
 
 def test_a_drawing_that_cannot_be_written_is_told(cli, tmp_path):
