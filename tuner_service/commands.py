@@ -195,10 +195,9 @@ def serve(settings: Settings, *, with_coordinator: bool) -> None:
     Raises:
         CannotListen: the address is not this machine's, or taken (SV933).
     """
-    import uvicorn
-
     from tuner_service.app import create_app
     from tuner_service.coordinator_main import configure_logging
+    from tuner_service.server import serve as serve_app
     from tuner_service.watch import CoordinatorProcess
 
     _try_to_listen(settings.host, settings.port)
@@ -216,14 +215,7 @@ def serve(settings: Settings, *, with_coordinator: bool) -> None:
     gc.collect()
     gc.freeze()  # a full collection takes tens of milliseconds of somebody's answer
     try:
-        uvicorn.run(
-            app,
-            host=settings.host,
-            port=settings.port,
-            log_level=settings.log_level,
-            access_log=False,
-            timeout_graceful_shutdown=5,
-        )
+        serve_app(app, settings)
     finally:
         stop.set()
         child.stop()
