@@ -83,7 +83,7 @@ def tune_asked(
     run = known or jobs.submit(store, question, effort)[0]
     from tuner_service.watch import CoordinatorProcess, follow
 
-    coordinator = CoordinatorProcess(settings, until_idle=True)
+    coordinator = CoordinatorProcess(settings, until_idle=True, tell=_warn)
     with _stopped_at_the_end(coordinator), show.RunProgress(out, run) as progress:
         for event in follow(store, run, coordinator):
             if event is not None:
@@ -122,10 +122,14 @@ def follow_group(settings: Settings, store: SqlStore, runs: Sequence[RunRecord])
     """Show how runs go on until they have ended or are held; a coordinator works meanwhile."""
     from tuner_service.watch import CoordinatorProcess, follow_all
 
-    coordinator = CoordinatorProcess(settings, until_idle=True)
+    coordinator = CoordinatorProcess(settings, until_idle=True, tell=_warn)
     with _stopped_at_the_end(coordinator), show.GroupProgress(out) as progress:
         for now in follow_all(store, runs, coordinator):
             progress.show([(run, store.trials.count_by_status(run.id)) for run in now])
+
+
+def _warn(text: str) -> None:
+    err.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
 def profile_once(store: SqlStore) -> None:
