@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,6 +39,7 @@ from db.prepared import Prepared
 from db.storable import storable_json, storable_parameters, stored_json
 from tilecore.errors import TileError
 
+URLS = "write sqlite:////path/to/file.db or postgresql+psycopg://USER@HOST/NAME"
 CACHE = "cache_size=-32768"  # KiB per connection
 POOL, OVERFLOW = 5, 10  # connections to a server, each for reading and for writing
 PLANNED_ONCE = (
@@ -60,12 +62,10 @@ class Database:
     def __init__(self, url: str, *, busy_timeout_s: float = 30.0) -> None:
         try:
             self._url = make_url(url)
-        except sa_exc.ArgumentError as error:
-            raise DatabaseUnreachable(
-                url=url,
-                reason="not a database URL",
-                hint="write sqlite:////path/to/file.db or postgresql+psycopg://USER@HOST/NAME",
-            ) from error
+        except (sa_exc.ArgumentError, ValueError) as error:  # ValueError: of the port
+            shown = re.sub(r":[^:/@]*@", ":***@", url)  # whatever it is, it may have a password
+            raise DatabaseUnreachable(url=shown, reason="not a database URL", hint=URLS) from error
+        self._check_kind()
         self.busy_timeout_s = busy_timeout_s
         self._remembered: dict[tuple[str, Natural], int] = {}
         self._prepared: dict[Select[Any], Prepared] = {}
@@ -73,6 +73,15 @@ class Database:
         self._watcher: PoolProxiedConnection | None = None
         self._write = self._engine(immediate=True)
         self._read = self._engine(immediate=False)
+
+    def _check_kind(self) -> None:
+        kind = self._url.get_backend_name()
+        if kind not in ("sqlite", "postgresql"):
+            reason = f"expected a database of SQLite or PostgreSQL, found {kind}"
+            raise DatabaseUnreachable(url=self.shown_url, reason=reason, hint=URLS)
+        if kind == "sqlite" and self.path is None:  # every connection would have one of its own
+            reason = "expected the path of a file, found none"
+            raise DatabaseUnreachable(url=self.shown_url, reason=reason, hint=URLS)
 
     @property
     def shown_url(self) -> str:

@@ -66,8 +66,8 @@ class RecordedSpace:
             rows = _json_rows(text) if text.lstrip()[:1] == "{" else _csv_rows(text)
         except (KeyError, TypeError, ValueError, AttributeError, csv.Error) as error:
             what = f"no {error}" if isinstance(error, KeyError) else str(error)
-            raise InvalidRecording(path=path.name, reason=what) from error
-        return cls._of(path.name, name, rows)
+            raise InvalidRecording(path=path, reason=what) from error
+        return cls._of(str(path), name, rows)
 
     @classmethod
     def _of(
@@ -131,11 +131,11 @@ def _text(path: Path) -> str:
             with gzip.open(io.BytesIO(raw)) as file:
                 raw = file.read(MAX_BYTES + 1)
         if len(raw) > MAX_BYTES:
-            raise InvalidRecording(path=path.name, reason=f"more than {MAX_BYTES >> 20} MiB")
+            raise InvalidRecording(path=path, reason=f"more than {MAX_BYTES >> 20} MiB")
         return raw.decode()
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise InvalidRecording(path=path.name, reason=reason) from error
+        raise InvalidRecording(path=path, reason=reason) from error
 
 
 def _csv_rows(text: str) -> list[tuple[Mapping[str, str], float]]:

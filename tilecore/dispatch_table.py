@@ -176,16 +176,25 @@ class DispatchTable:
         Raises:
             InvalidDispatchTable: several dimensions have no such form (TC506).
         """
-        if len(self.dims) != 1:
-            raise InvalidDispatchTable(
-                path="vllm", expected="a table of one dimension", found=", ".join(self.dims),
-                hint="make a table per value of the other dimensions",
-            )  # fmt: skip
+        check_for_vllm(self.dims)
         return {str(s.shape[0]): dict(self.configs[s.config].items_) for s in self.shapes}
 
     def write(self, path: Path | str) -> None:
         """Write the table, whole or not at all; raises OSError where that fails."""
         write_json(Path(path), self.to_json())
+
+
+def check_for_vllm(dims: Sequence[str]) -> None:
+    """Check that tables of these dimensions can be written as vLLM keeps them.
+
+    Raises:
+        InvalidDispatchTable: there are several (TC506).
+    """
+    if len(dims) != 1:
+        raise InvalidDispatchTable(
+            path="vllm", expected="a table of one dimension", found=", ".join(dims),
+            hint="make a table per value of the other dimensions",
+        )  # fmt: skip
 
 
 def nearest(shapes: Sequence[Served], sizes: Sequence[int]) -> Served:

@@ -101,6 +101,7 @@ class AnswerDesk:
         )
         self._free: deque[Sandbox] = deque()  # the one that answered last is asked first
         self._away_until = 0.0
+        self._is_closed = False
 
     @property
     def ready(self) -> int:
@@ -114,6 +115,7 @@ class AnswerDesk:
 
     def close(self) -> None:
         """End the processes."""
+        self._is_closed = True
         self._zygote.close()
 
     async def told(self, moment: int, request: str) -> Answer | None:
@@ -174,8 +176,9 @@ class AnswerDesk:
             sandbox = Sandbox(self._zygote, self._answerer, *where)
             try:
                 sandbox.call("answer", 0, FIRST, timeout_s=LIMIT_S)
-            except (WorkerError, OSError) as error:  # OSError: closed while it started
-                LOG.warning("an answering process does not start: %s", error)
+            except (WorkerError, OSError) as error:
+                if not self._is_closed:  # while it started
+                    LOG.warning("an answering process does not start: %s", error)
                 return
             self._free.append(sandbox)
 

@@ -102,7 +102,8 @@ def asked(store: SqlStore, request: QuestionIn) -> Question:
         TileError: what ``questions.understand`` and ``questions.understand_sent`` raise.
     """
     if (request.kernel is None) == (request.program is None):
-        raise InvalidRequest(message="expected either kernel or program, found both or none")
+        found = "both" if request.program else "none"
+        raise InvalidRequest(message=f"expected either kernel or program, found {found}")
     if request.program is not None:
         return understand_sent(
             store, request.program, request.problem, threads=request.threads,

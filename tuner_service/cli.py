@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import signal
 import sys
 from datetime import UTC, datetime
@@ -388,7 +390,24 @@ def migrate() -> None:
 
 def main() -> None:
     """Run the command line: bad input gives one message and exit status 2, never a traceback."""
+    _spell_in_any_encoding()
     sys.exit(run_cli(sys.argv[1:]))
+
+
+def _spell_in_any_encoding() -> None:
+    """Have standard output print what its encoding lacks otherwise, where that would be an error.
+
+    A locale of ASCII has no µ, and a name of a file may be no text at all.
+    """
+    codecs.register_error("tilecore.spelled", _spelled)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="tilecore.spelled")
+
+
+def _spelled(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    lacking = error.object[error.start : error.end]
+    return "".join("u" if letter == "µ" else "?" for letter in lacking), error.end
 
 
 def run_cli(arguments: list[str]) -> int:

@@ -98,12 +98,14 @@ def dispatch(
             function = FunctionForDispatch.of(
                 files.enter_context(programs.loaded(kernel)), programs.spaces(space or ())
             )
-            spelled = programs.spelled(function.function, given) | named
-            problem, sizes = split_given(spelled)
+            spelled = programs.spelled(function.function, given)
+            problem, sizes = split_given(questions.together(spelled, "--set", named))
             asked = replace(asked, problem=problem, sizes=sizes, program=function)
         else:
             refuse_for_library(kernel, space=space or ())
-            problem, sizes = split_sizes(kernels.get(kernel), {**given, **named})
+            problem, sizes = split_sizes(
+                kernels.get(kernel), questions.together(given, "--set", named)
+            )
             asked = replace(asked, problem=problem, sizes=sizes)
         dispatching.dispatch(
             settings, asked, Choice(tolerance=tolerance, max_configs=max_configs),

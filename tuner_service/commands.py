@@ -83,7 +83,7 @@ def tune_asked(
     run = known or jobs.submit(store, question, effort)[0]
     from tuner_service.watch import CoordinatorProcess, follow
 
-    coordinator = CoordinatorProcess(settings, until_idle=True)
+    coordinator = CoordinatorProcess(settings, until_idle=True, tell=_warn)
     with _stopped_at_the_end(coordinator), show.RunProgress(out, run) as progress:
         for event in follow(store, run, coordinator):
             if event is not None:
@@ -122,10 +122,14 @@ def follow_group(settings: Settings, store: SqlStore, runs: Sequence[RunRecord])
     """Show how runs go on until they have ended or are held; a coordinator works meanwhile."""
     from tuner_service.watch import CoordinatorProcess, follow_all
 
-    coordinator = CoordinatorProcess(settings, until_idle=True)
+    coordinator = CoordinatorProcess(settings, until_idle=True, tell=_warn)
     with _stopped_at_the_end(coordinator), show.GroupProgress(out) as progress:
         for now in follow_all(store, runs, coordinator):
             progress.show([(run, store.trials.count_by_status(run.id)) for run in now])
+
+
+def _warn(text: str) -> None:
+    err.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
 def profile_once(store: SqlStore) -> None:
@@ -195,10 +199,9 @@ def serve(settings: Settings, *, with_coordinator: bool) -> None:
     Raises:
         CannotListen: the address is not this machine's, or taken (SV933).
     """
-    import uvicorn
-
     from tuner_service.app import create_app
     from tuner_service.coordinator_main import configure_logging
+    from tuner_service.server import serve as serve_app
     from tuner_service.watch import CoordinatorProcess
 
     _try_to_listen(settings.host, settings.port)
@@ -216,14 +219,7 @@ def serve(settings: Settings, *, with_coordinator: bool) -> None:
     gc.collect()
     gc.freeze()  # a full collection takes tens of milliseconds of somebody's answer
     try:
-        uvicorn.run(
-            app,
-            host=settings.host,
-            port=settings.port,
-            log_level=settings.log_level,
-            access_log=False,
-            timeout_graceful_shutdown=5,
-        )
+        serve_app(app, settings)
     finally:
         stop.set()
         child.stop()
@@ -325,11 +321,9 @@ def parse_problem(given: Mapping[str, Any], assignments: Sequence[str]) -> dict[
     """Return the fields of a problem from options and ``FIELD=VALUE`` texts.
 
     Raises:
-        InvalidProblem: an assignment without a value (TC502).
+        InvalidProblem: an assignment without a value, or a field that comes twice (TC502).
     """
-    problem = {name: value for name, value in given.items() if value is not None}
-    problem |= questions.assigned("--set", assignments)
-    return problem
+    return questions.together(given, "--set", questions.assigned("--set", assignments))
 
 
 def change_run(settings: Settings, run: str, verb: Verb) -> None:

@@ -135,7 +135,8 @@ def _sent(request: TableQuestion) -> StoredForDispatch | None:
         InvalidRequest: both are named, or none, or knobs of a library kernel are fixed (SV901).
     """
     if (request.kernel is None) == (request.program is None):
-        raise InvalidRequest(message="expected either kernel or program, found both or none")
+        found = "both" if request.program else "none"
+        raise InvalidRequest(message=f"expected either kernel or program, found {found}")
     if request.program is not None:
         return StoredForDispatch(request.program, request.fixed or {})
     if request.fixed:

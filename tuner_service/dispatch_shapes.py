@@ -77,6 +77,11 @@ class AskedTable:
     hardware: str | None = None
     program: ForDispatch | None = None
 
+    @property
+    def dims(self) -> Sequence[str]:
+        """Names of the dimensions that have several sizes."""
+        return list(self.sizes or (self.counts[0][0] if self.counts else ()))
+
 
 def understand_table(store: SqlStore, asked: AskedTable) -> DispatchQuestion:
     """Return the question in canonical form.

@@ -12,7 +12,7 @@ from db.store import SqlStore
 from recommender.dispatch import Choice, dispatch_table
 from recommender.dispatch_question import DispatchQuestion
 from recommender.dispatch_times import Times, known_times
-from tilecore.dispatch_table import DispatchTable, write_json
+from tilecore.dispatch_table import DispatchTable, check_for_vllm, write_json
 from tilecore.target import Target, parse_target
 from tuner_service import commands, jobs, wiring
 from tuner_service.console_dispatch import TuningLines, print_dispatch_table
@@ -44,6 +44,8 @@ def dispatch(
     """
     if output is not None:
         _check_place(output)
+        if form == "vllm" and asked.dims:
+            check_for_vllm(asked.dims)
     if service is not None:
         from tuner_service.dispatch_by_service import ask
 

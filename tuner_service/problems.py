@@ -24,7 +24,7 @@ from tuner_service.errors import (
     http_status,
 )
 from tuner_service.schemas import FieldFault, Problem
-from tuner_service.settings import said
+from tuner_service.wording import told
 
 MEDIA_TYPE = "application/problem+json"
 COMPONENTS = "#/components/schemas/"
@@ -110,9 +110,7 @@ async def _faulty_parts(request: Request, error: Exception) -> JSONResponse:
 async def _validation_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     faults = [
-        FieldFault(
-            pointer="/" + "/".join(map(str, e["loc"])), detail=said(e["msg"]), code=e["type"]
-        )
+        FieldFault(pointer="/" + "/".join(map(str, e["loc"])), detail=told(e), code=e["type"])
         for e in error.errors()
     ]
     summary = "; ".join(f"{f.pointer}: {f.detail}" for f in faults[:3])

@@ -35,7 +35,7 @@ from tuner_service.console import print_told_result
 from tuner_service.errors import InvalidProgramFile, RunFailed
 from tuner_service.jobs import Effort
 from tuner_service.program_arguments import FORM
-from tuner_service.questions import understand_sent
+from tuner_service.questions import together, understand_sent
 from tuner_service.settings import Settings
 
 out = Console()
@@ -139,10 +139,9 @@ def parse_given(options: Mapping[str, Any], assignments: Sequence[str]) -> dict[
     """Return arguments from options (those of library kernels, too) and ``NAME=VALUE`` texts.
 
     Raises:
-        InvalidProblem: an assignment without a value (TC502).
+        InvalidProblem: an assignment without a value, or a name that comes twice (TC502).
     """
-    given = {name: value for name, value in options.items() if value is not None}
-    return given | _assigned("--set", assignments)
+    return together(options, "--set", _assigned("--set", assignments))
 
 
 def spaces(assignments: Sequence[str]) -> dict[str, list[Any]]:
@@ -206,14 +205,21 @@ def _run(path: Path) -> dict[str, Any]:
 
 
 def spelled(function: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments under the names of the program: ``--m`` is its M where it has no m."""
+    """Return arguments under the names of the program: ``--m`` is its M where it has no m.
+
+    Raises:
+        InvalidProblem: one is given under both names (TC502).
+    """
     own = function.impl if isinstance(function, AutoTuneImpl) else function
     code = getattr(getattr(own, "wrapped", own), "__code__", None)
     names = () if code is None else code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    return {
-        name.upper() if name in ("m", "n", "k") and name not in names else name: value
-        for name, value in given.items()
-    }
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        own_name = name.upper() if name in ("m", "n", "k") and name not in names else name
+        if own_name in found or (own_name != name and own_name in given):
+            raise InvalidProblem(field=own_name, expected="one value", found="two spellings")
+        found[own_name] = value
+    return found
 
 
 def _texts(option: str, assignments: Sequence[str]) -> dict[str, str]:
@@ -222,6 +228,8 @@ def _texts(option: str, assignments: Sequence[str]) -> dict[str, str]:
         name, separator, text = assignment.partition("=")
         if not separator or not name or not text:
             raise InvalidProblem(field=option, expected="NAME=VALUE", found=repr(assignment))
+        if name in found:
+            raise InvalidProblem(field=f"{option} {name}", expected="one value", found="several")
         found[name] = text
     return found
 

@@ -164,6 +164,21 @@ def assigned(field: str, texts: Sequence[str]) -> dict[str, Any]:
     return found
 
 
+def together(
+    options: Mapping[str, Any], field: str, assignments: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what options give, where they are not None, and what ``FIELD=VALUE`` texts do.
+
+    Raises:
+        InvalidProblem: a field comes twice (TC502).
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    for name in given.keys() & assignments.keys():
+        both = f"--{name} {given[name]} and {field} {name}={assignments[name]}"
+        raise InvalidProblem(field=name, expected="one value", found=both)
+    return given | dict(assignments)
+
+
 def answer(store: SqlStore, question: Question, *, top_k: int) -> Sequence[Recommendation]:
     """Return ranked configs: measured, nearest, predicted or analytic.
 

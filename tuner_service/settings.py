@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from db.file_url import file_url
 from db.records import MAX_TIME_S, MAX_TRIALS
 from tuner_service.errors import InvalidSettings
+from tuner_service.wording import told
 
 RATE_LIMIT, WRONG_KEY_LIMIT = "6000/minute", "30/minute"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -79,7 +80,10 @@ class Settings(BaseSettings):
         if text not in (RATE_LIMIT, WRONG_KEY_LIMIT):
             import limits  # slow to import, and needed only where somebody sets a limit
 
-            limits.parse(text)
+            try:
+                limits.parse(text)
+            except ValueError as error:
+                raise ValueError(f"expected a rate ({RATE_LIMIT})") from error
         return text
 
     @field_validator("ray_address")
@@ -157,16 +161,9 @@ def load_settings(**overrides: object) -> Settings:
         return Settings(**given)  # type: ignore[arg-type]
     except ValidationError as error:
         faults = "; ".join(
-            f"TILECORE_{'_'.join(map(str, e['loc'])).upper()}: {said(e['msg'])}, "
-            f"found {e['input']!r}"
-            for e in error.errors()
+            f"TILECORE_{'_'.join(map(str, e['loc'])).upper()}: {told(e)}" for e in error.errors()
         )
         raise InvalidSettings(message=faults) from error
-
-
-def said(message: str) -> str:
-    """Return what a validator of ours says, without what pydantic puts before it."""
-    return message.removeprefix("Value error, ")
 
 
 def is_address(text: str) -> bool:

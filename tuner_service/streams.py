@@ -14,6 +14,7 @@ class OpenStreams:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._open = 0
+        self.is_ending = False
 
     def check(self) -> None:
         """Complain if there is no place for one more.
@@ -23,6 +24,10 @@ class OpenStreams:
         """
         if self._open >= self._limit:
             raise TooManyStreams(limit=self._limit)
+
+    def end(self) -> None:
+        """Have all of them end soon: the service stops. Clients go on with ``Last-Event-ID``."""
+        self.is_ending = True
 
     @contextmanager
     def place(self) -> Iterator[None]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,6 +25,8 @@ log = structlog.get_logger()
 POLL_S = 0.2
 STOP_TIMEOUT_S = 30.0
 MAX_STARTS = 4
+LOOK_S = 1.0  # between two looks whether a coordinator that runs also leads
+STALLED_S = 30.0  # without a leader: starting takes some seconds, and so does a lease
 HELD = ("PAUSED", "WAITING_FOR_HARDWARE")
 WHO_OFFERS = (
     "`tilecore node list` says who offers what; start `tilecore worker` where the device is"
@@ -31,12 +34,29 @@ WHO_OFFERS = (
 
 
 class CoordinatorProcess:
-    """A coordinator as a child process; it ends with its parent."""
+    """A coordinator as a child process; it ends with its parent.
 
-    def __init__(self, settings: Settings, *, until_idle: bool) -> None:
+    Args:
+        settings: of this process, and of the child.
+        until_idle: whether it ends when there is nothing more to do.
+        tell: (text) -> None, for whoever waits: nothing goes on, and why may be read where.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        until_idle: bool,
+        tell: Callable[[str], None] = log.warning,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._settings = settings
         self._until_idle = until_idle
+        self._tell = tell
+        self._clock = clock
         self._process: subprocess.Popen[bytes] | None = None
+        self._looked_at = self._led_at = clock()
         self.starts = 0
 
     def ensure(self, store: SqlStore) -> None:
@@ -46,6 +66,7 @@ class CoordinatorProcess:
             CoordinatorStopped: it ended again and again (SV909).
         """
         if self._process is not None and self._process.poll() is None:
+            self._look(store)
             return
         if is_led(store):
             return
@@ -55,8 +76,24 @@ class CoordinatorProcess:
             )
         self.start()
 
+    def _look(self, store: SqlStore) -> None:
+        """Tell once that a coordinator that runs cannot lead: it waits for the database."""
+        now = self._clock()
+        if now - self._looked_at < LOOK_S:
+            return
+        self._looked_at = now
+        if is_led(store):
+            self._led_at = now
+        elif now - self._led_at > STALLED_S:
+            self._tell(
+                f"nobody has led for {STALLED_S:g} s: the coordinator waits, perhaps for room on "
+                f"the disk of the database; {self._settings.log_file} says for what"
+            )
+            self._led_at = math.inf
+
     def start(self) -> None:
         """Start it; what it says goes to the log file."""
+        self._looked_at = self._led_at = self._clock()
         command = [sys.executable, "-m", "tuner_service.cli", "coordinator"]
         command += ["--parent", str(os.getpid())] + (["--until-idle"] if self._until_idle else [])
         with self._log() as output:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from recommender.measurement import MeasureStatus
-from workers.sandbox import Crashed, LeftBehind, Outcome, OutOfMemory, Raised, TimedOut
+from workers.sandbox import Outcome, Raised, TimedOut
 
 DETAIL_CHARACTERS = 4000
 
@@ -75,17 +75,4 @@ def run_failure(outcome: Outcome, phase: str) -> Failure:
 
 def describe(outcome: Outcome) -> str:
     """Return the outcome in words, at most a few kB."""
-    match outcome:
-        case TimedOut(after_s):
-            text = f"killed after {after_s:.1f} s without an answer"
-        case Crashed(reason):
-            text = reason
-        case OutOfMemory(detail):
-            text = f"out of memory: {detail}" if detail else "out of memory"
-        case LeftBehind(processes):
-            text = f"left processes behind: {processes}"
-        case Raised(kind, code, message):
-            text = message if code else f"{kind}: {message}"
-        case _:
-            text = str(outcome)
-    return text[:DETAIL_CHARACTERS]
+    return str(outcome)[:DETAIL_CHARACTERS]

@@ -51,12 +51,18 @@ class Raised:
     code: str
     text: str
 
+    def __str__(self) -> str:
+        return self.text if self.code else f"{self.kind}: {self.text}"
+
 
 @dataclass(frozen=True, slots=True)
 class Crashed:
     """The child ended inside the call: by a signal or by exiting."""
 
     reason: str
+
+    def __str__(self) -> str:
+        return self.reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +71,9 @@ class TimedOut:
 
     after_s: float
 
+    def __str__(self) -> str:
+        return f"killed after {self.after_s:.1f} s without an answer"
+
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
@@ -72,12 +81,18 @@ class OutOfMemory:
 
     detail: str
 
+    def __str__(self) -> str:
+        return f"out of memory: {self.detail}" if self.detail else "out of memory"
+
 
 @dataclass(frozen=True, slots=True)
 class LeftBehind:
     """The call returned, but processes that it had started lived on: names of these, killed."""
 
     processes: str
+
+    def __str__(self) -> str:
+        return f"left processes behind: {self.processes}"
 
 
 Outcome = Returned | Raised | Crashed | TimedOut | OutOfMemory | LeftBehind

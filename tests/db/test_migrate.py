@@ -217,10 +217,25 @@ def test_an_unusable_folder_is_refused(tmp_path):
         open_database(f"sqlite:///{tmp_path}/file/tilecore.db")
 
 
-def test_a_url_that_is_none_is_refused():
-    with pytest.raises(DatabaseUnreachable, match="not a database URL") as caught:
-        Database("nonsense")
-    assert "sqlite:////path/to/file.db or postgresql+psycopg://" in str(caught.value)
+@pytest.mark.parametrize(
+    ("url", "found"),
+    [
+        ("nonsense", "not a database URL"),
+        ("postgresql+psycopg://me:secret@host:port/x", "not a database URL"),
+        ("mysql://me:secret@host/x", "expected a database of SQLite or PostgreSQL, found mysql"),
+        ("sqlite://", "expected the path of a file, found none"),
+        ("sqlite:///:memory:", "expected the path of a file, found none"),
+    ],
+)
+def test_a_url_that_cannot_be_used_is_refused(url, found):
+    """A port that is no number was a ValueError, MySQL "No module named 'MySQLdb'", and a database
+    in memory one to migrate, again and again."""
+    with pytest.raises(DatabaseUnreachable) as caught:
+        Database(url)
+    told = str(caught.value)
+    assert found in told
+    assert "sqlite:////path/to/file.db or postgresql+psycopg://" in told
+    assert "secret" not in told
 
 
 def test_whoever_cannot_reach_a_server_is_not_told_of_folders():

@@ -15,6 +15,8 @@ from db.migrate import open_database
 from db.store import SqlStore
 from recommender.hardware import HardwareProfile
 from tuner_service import wiring
+from tuner_service.jobs import Effort, submit
+from tuner_service.questions import understand
 from tuner_service.settings import Settings
 
 # One thread: on a machine that other tests use too, the rival's threads would wait for a core.
@@ -116,6 +118,34 @@ def test_serve_answers_tunes_and_stops_with_everything_it_started(settings, stor
     assert serving.returncode in (0, -signal.SIGTERM), log.read_text()[-3000:]
     wait(lambda: not os.path.exists(f"/proc/{child}"), 60)
     assert not store.leader.current().is_alive
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_service_that_is_stopped_ends_the_streams_that_clients_follow(settings, store, number):
+    """Once it waited for 5 s, then cancelled them with a traceback in its log, and a service that
+    got SIGTERM left its coordinator to find out by itself."""
+    run, _ = submit(
+        store, understand(store, "gemm", PROBLEM), Effort(max_trials=3, time_limit_s=60.0)
+    )
+    store.runs.pause(run.public_id)
+    port = free_port()
+    with subprocess.Popen(
+        [*CLI, "serve", "--port", str(port)], env=settings.environment(), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    ) as serving:  # fmt: skip
+        client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)
+        wait(lambda: _is_ready(client))
+        child = leader_pid(store)
+        with client.stream("GET", f"/v1/tuning-runs/{run.public_id}/events") as stream:
+            lines = stream.iter_lines()
+            assert next(lines) == "event: queued"
+            serving.send_signal(number)
+            assert "event: paused" in list(lines)  # it ends as such, not in the middle
+        output, _ = serving.communicate(timeout=60)
+    assert serving.returncode == 0, output
+    assert not os.path.exists(f"/proc/{child}")
+    assert "Traceback" not in output
+    assert "timeout graceful shutdown exceeded" not in output
 
 
 @pytest.mark.exhaustive

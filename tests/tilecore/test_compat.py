@@ -163,6 +163,27 @@ def test_a_survey_tells_every_kind_of_outcome(folder: Path) -> None:
     assert f"| {runner.EXPECTS_ERROR} | 1 |" in table
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--match", "("], "--match: expected a regular expression, found '('"),  # a traceback
+        (
+            ["--out", "none/table.md"],
+            "--out: expected a file in a folder that exists",
+        ),  # at the end
+        (["--gpu-out", "."], "--gpu-out: expected a file in a folder that exists, found ."),
+        (["--jobs", "0"], "--jobs: expected 1 or more, found 0"),  # without an end
+        (["--limit", "nan"], "--limit: expected seconds above 0, found nan"),
+        (["--match", "no_such_name"], "found none (--every: all)"),
+    ],
+)
+def test_options_of_a_survey_are_checked_before_it_runs(folder, capsys, options, told) -> None:
+    assert main(["--survey", str(folder), *options]) == 2
+    shown = capsys.readouterr()
+    assert told in shown.err
+    assert shown.out == ""
+
+
 def test_bad_calls_are_told(folder: Path, capsys: pytest.CaptureFixture) -> None:
     assert main([str(folder / "none.py")]) == 2
     assert main(["--survey", str(folder / "none")]) == 2

@@ -227,3 +227,42 @@ def test_a_database_that_hangs_is_told_and_takes_no_threads(settings, store):
         deadline = time.monotonic() + 20
         while client.get("/readyz").status_code != 200:
             assert time.monotonic() < deadline
+
+
+RUNS, STUDIES = "/v1/tuning-runs", "/v1/studies"
+REFUSED = {  # what pydantic says of these named neither what was found nor what would do
+    '{"kernel": "gemm", ': (RUNS, "/body/19: expected JSON, found at character 19: Expecting"),
+    "[]": (RUNS, "/body: expected an object, found a list of 0"),
+    "{}": (RUNS, "expected either kernel or program, found none"),
+    json.dumps(GEMM | {"program": "0" * 32}): (RUNS, "kernel or program, found both"),
+    json.dumps(GEMM | {"kernel": 5}): (RUNS, "/body/kernel: expected a text, found 5"),
+    json.dumps(GEMM | {"threads": -1}): (RUNS, "threads: expected a number from 0 up, found -1"),
+    json.dumps(GEMM | {"threads": "2"}): (RUNS, "threads: expected an integer, found '2'"),
+    json.dumps(GEMM | {"max_trials": 10**9}): (RUNS, "up to 100000, found 1000000000"),
+    json.dumps(GEMM | {"time_limit_s": 0}): (RUNS, "expected a number above 0, found 0"),
+    json.dumps(GEMM | {"program": 'a\ud800"'}): (RUNS, "expected texts without NUL"),
+    json.dumps(GEMM | {"program": "z" * 90}): (RUNS, "zz... (92 characters)"),
+    json.dumps(GEMM | {"colour": 1}): (RUNS, "colour: expected a known field, found an unknown"),
+    json.dumps({"parameters": {"a": [1]}}): (STUDIES, "/body/name: expected a value, found none"),
+    json.dumps(STUDY | {"parameters": {"a": []}}): (STUDIES, "at least 1 of them, found 0"),
+    json.dumps(STUDY | {"strategy": "luck"}): (STUDIES, "or 'exhaustive', found 'luck'"),
+}
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("body", REFUSED)
+def test_what_was_expected_and_what_was_found(client, store, body):
+    path, told = REFUSED[body]
+    answer = client.post(path, content=body, headers={"content-type": "application/json"})
+    assert told in problem(answer, 422, "SV901")["detail"]
+    assert store.runs.list() == []
+
+
+def test_times_and_numbers_of_an_address_say_what_was_found(client):
+    for query, told in {
+        "since=2026-11-28": "since: expected a time with its zone (2026-11-22T10:00:00Z), found '2",
+        "m=x": "/query/m: expected an integer, found 'x'",
+        "limit=0": "expected a number from 1 up, found '0'",
+        "best=perhaps": "best: expected true or false, found 'perhaps'",
+    }.items():
+        assert told in problem(client.get(f"/v1/measurements?{query}"), 422, "SV901")["detail"]

@@ -31,6 +31,7 @@ from tuner_service.settings import load_settings
 from tuner_service.workplaces import HostWorkplace
 
 GEMM = ["gemm", "--m", "64", "--n", "64", "--k", "64"]
+MATMUL = f"{Path(__file__).parents[2]}/examples/quickstart_lazy.py:matmul"
 
 
 @pytest.fixture
@@ -80,6 +81,16 @@ BAD_INPUT = {
     "too many threads": (["tune", *GEMM, "--threads", "4000"], "SV907"),
     "no address": (["dispatch", *GEMM, "--m", "1:16", "--service", "nix"], "SV936"),
     "nobody's field": (["recommend", *GEMM, "--set", "=3"], "TC502"),
+    # Once the last word had it, without a word.
+    "two sizes": (["recommend", *GEMM, "--set", "m=32"], "TC502"),
+    "two types": (["tune", *GEMM, "--dtype", "float16", "--set", "dtype=float32"], "TC502"),
+    "two ranges": (["dispatch", *GEMM, "--m", "1:16", "--set", "m=8"], "TC502"),
+    "two sizes of a program": (["recommend", MATMUL, "--m", "8", "--set", "M=4"], "TC502"),
+    "two values": (["recommend", MATMUL, "--fixed", "a=1", "--fixed", "a=2"], "TC502"),
+    "vLLM knows one dimension": (
+        ["dispatch", "--m", "1:4", "--n", "1:4", "--k", "4", "--format", "vllm", "--output", "t"],
+        "TC506",
+    ),
 }
 
 
@@ -221,6 +232,18 @@ def test_times_of_a_machine_that_was_not_profiled_rest_on_rates_of_one_like_it(c
     assert "times rest on" not in out
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_whose_encoding_lacks_letters_gets_others(settings, store, encoding):
+    """A UnicodeEncodeError ("unexpected error") took the place of the answer."""
+    environment = {**settings.environment(), "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
+    command = [sys.executable, "-m", "tuner_service.cli", "recommend", *GEMM, "--hardware", "h100"]
+    done = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    shown = done.stdout.decode(encoding)
+    assert ("µs" if encoding == "latin-1" else "| us") in shown
+    assert "fastest of" in shown
+
+
 def test_recommend_as_json(cli):
     status, out, _ = cli("recommend", *GEMM, "--top-k", "2", "--json")
     ranked = json.loads(out)
@@ -311,9 +334,11 @@ def test_replay_prints_and_draws_the_curves(cli, tmp_path):
 def test_replay_refuses_what_is_no_recording(cli, tmp_path):
     bad = tmp_path / "space.csv"
     bad.write_text("nothing\n")
-    status, _, shown = cli("replay", str(bad))
-    assert status == 2
-    assert "RC607" in shown
+    for path in (bad, tmp_path):
+        status, _, shown = cli("replay", str(path))
+        assert status == 2
+        assert f"RC607 invalid-recording: {path}: " in shown
+    assert "invalid-recording: .: Is a directory" in cli("replay", ".")[2]  # once it had no name
 
 
 def test_a_drawing_that_cannot_be_written_is_told(cli, tmp_path):

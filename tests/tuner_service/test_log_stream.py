@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,28 @@ def test_a_coordinator_works_on_where_its_log_has_no_room(settings, store):
     child.start()
     assert child._process.wait(60) == 0
     assert store.leader.current().epoch == 1  # it led, and said so
+
+
+def test_whoever_waits_is_told_that_nobody_leads(settings, store):
+    """`tilecore tune` showed its last progress for as long as a disk was full, and said nothing."""
+    told, times = [], iter([0.0, 0.0, 0.5, 29.0, 31.0, 33.0])
+    child = CoordinatorProcess(
+        settings, until_idle=True, tell=told.append, clock=lambda: next(times)
+    )
+    child.start()
+    try:
+        child._process.send_signal(signal.SIGSTOP)  # as good as one that cannot write
+        for _ in range(2):
+            child.ensure(store)
+        assert told == []
+        for _ in range(2):
+            child.ensure(store)
+        (text,) = told
+        assert text.startswith("nobody has led for 30 s")
+        assert str(settings.log_file) in text
+    finally:
+        child._process.kill()
+        child._process.wait()
 
 
 def test_where_the_log_cannot_be_opened_nothing_is_kept_of_it(settings):

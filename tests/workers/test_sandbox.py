@@ -12,6 +12,7 @@ import pytest
 
 from tests.workers.fault_toolbox import CRASHES
 from tests.workers.measurer_contract import orphans
+from workers.errors import WorkerLost
 from workers.sandbox import (
     Crashed,
     LeftBehind,
@@ -153,3 +154,21 @@ def test_an_event_loop_waits_no_longer_than_it_said(sandbox: Sandbox) -> None:
 
     asyncio.run(wait())
     assert call(sandbox, "print", "x") == Returned(None)
+
+
+class Stillborn:
+    """Ends its process when it is made."""
+
+    def __init__(self) -> None:
+        os._exit(70)
+
+
+def test_why_a_worker_does_not_start_is_told_in_words() -> None:
+    """Once "start of the worker: Crashed(reason='exited with code 70')"."""
+    zygote = Zygote("peak probe", (MODULE,))
+    try:
+        with pytest.raises(WorkerLost) as caught:
+            Sandbox(zygote, Stillborn).start()
+    finally:
+        zygote.close()
+    assert "peak probe: start of the worker: exited with code 70" in str(caught.value)

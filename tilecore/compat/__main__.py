@@ -8,6 +8,7 @@ import shlex
 import sys
 import tempfile
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 from tilecore.compat import gpu_builds, runner, survey
@@ -96,17 +97,35 @@ def _runs_on(given: argparse.Namespace) -> str:
     return f"{given.emulate}, emulated" if given.emulate else "llvm"
 
 
+def _unusable(given: argparse.Namespace) -> Iterator[str]:
+    """Yield what is wrong with the options of a survey, before it runs for hours."""
+    if not given.survey.is_dir():
+        yield f"expected a folder, found {given.survey}"
+    try:
+        re.compile(given.match)
+    except re.error as error:
+        yield f"--match: expected a regular expression, found {given.match!r}: {error}"
+    if given.jobs < 1:
+        yield f"--jobs: expected 1 or more, found {given.jobs}"
+    if not given.limit > 0:
+        yield f"--limit: expected seconds above 0, found {given.limit}"
+    for option, path in (("--out", given.out), ("--gpu-out", given.gpu_out)):
+        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+            yield f"{option}: expected a file in a folder that exists, found {path}"
+
+
 def _survey(given: argparse.Namespace, machine: Machine) -> int:
     folder = given.survey.resolve()
-    if not folder.is_dir():
-        print(f"expected a folder, found {given.survey}", file=sys.stderr)
+    faults = [*_unusable(given)]
+    if faults:
+        print(*faults, sep="\n", file=sys.stderr)
         return 2
     files = survey.programs(folder, every=given.every)
     chosen = [p for p in files if re.search(given.match, p.as_posix())]
     if not chosen:
         which = "a program that imports tilelang" if not given.every else "a program"
         print(f"expected {which} below {given.survey}, found none (--every: all)", file=sys.stderr)
-
+        return 2
     arguments = {}
     if given.arguments is not None:
         try:

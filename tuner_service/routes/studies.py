@@ -129,7 +129,8 @@ def complete_trial(
 ) -> StudyTrialOut:
     """Tell the times of a configuration (the median counts), or why it has none."""
     if bool(request.repeats_us) == bool(request.failure):
-        raise InvalidRequest(message="expected either repeats_us or failure, found both or none")
+        found = "both" if request.failure else "none"
+        raise InvalidRequest(message=f"expected either repeats_us or failure, found {found}")
     times_s = [time_us / 1e6 for time_us in request.repeats_us or ()]
     study = store.studies.get(study_id)
     told = store.studies.complete(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 import anyio
 from anyio.to_thread import run_sync
@@ -42,7 +42,6 @@ from tuner_service.schemas import (
 )
 from tuner_service.settings import Settings
 
-T = TypeVar("T")
 router = APIRouter(prefix="/tuning-runs", tags=["tuning runs"])
 RunId = Annotated[str, Path(max_length=64)]
 EVENT_POLL_S = 0.3
@@ -193,12 +192,17 @@ async def stream_events(
 ) -> AsyncIterator[ServerSentEvent]:
     """Stream what happens in a run until it is finished; resume with Last-Event-ID.
 
-    While the database is away the stream waits for it.
+    While the database is away the stream waits for it. It ends early where the service stops.
     """
     last = last_event_id
     with streams.place():
-        while True:
-            events = await _when_it_can(partial(store.runs.events, run.id, after=last))
+        while not streams.is_ending:
+            try:
+                events = await run_sync(partial(store.runs.events, run.id, after=last))
+                now = await run_sync(partial(store.runs.get, run.public_id))
+            except (DatabaseLocked, DatabaseUnreachable):
+                await anyio.sleep(AWAY_S)
+                continue
             for event in events:
                 last = event.id
                 data = {"at": event.at.isoformat(), **event.payload}
@@ -207,16 +211,7 @@ async def stream_events(
                 return
             if not events:
                 await anyio.sleep(EVENT_POLL_S)
-            run = await _when_it_can(partial(store.runs.get, run.public_id))
-
-
-async def _when_it_can(ask: Callable[[], T]) -> T:
-    """Return what the database says, as soon as it says something."""
-    while True:
-        try:
-            return await run_sync(ask)
-        except (DatabaseLocked, DatabaseUnreachable):
-            await anyio.sleep(AWAY_S)
+            run = now
 
 
 def understood(
