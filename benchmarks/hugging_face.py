@@ -1,11 +1,15 @@
 """Models of Hugging Face's transformers as computations: do they compile, and do results agree?
 
-    python benchmarks/hugging_face.py [NAME ...]
+    python benchmarks/hugging_face.py [--generate] [NAME ...]
 
 Needs the package transformers (``pip install transformers``; a peer, no dependency). Each model is
 made from its configuration with one layer and small sizes, random weights, and is called on two
 rows of seven tokens or an image of 32 x 32: once by torch, once as ``tilecore.compute`` has it, on
 the CPU in float32. Printed: kernels of ours, what torch computes between them, or what is refused.
+
+``--generate``: models of language generate 20 tokens for two prompts of 11, with their cache, once
+by torch and once with ``model.forward = tilecore.compute(model.forward)``; tokens and scores are
+compared.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import argparse
 import inspect
 import os
 import tempfile
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -96,22 +101,63 @@ def outcome(model: Any, given: Mapping[str, Any]) -> str:
     return f"largest difference {largest:.1e} of the largest element | {len(plan.stages)} | {kinds}"
 
 
+def generated(name: str, config: Mapping[str, Any]) -> str | None:
+    """Return what became of a model that generates, as cells of a table; None: it does not."""
+    ends = (f"{name}ForCausalLM", f"{name}LMHeadModel", f"{name.removesuffix('Text')}ForCausalLM")
+    kind = next((getattr(transformers, end) for end in ends if hasattr(transformers, end)), None)
+    if kind is None:
+        return None
+    model = kind(getattr(transformers, f"{name}Config")(**config)).eval()
+    prompts = torch.randint(3, 100, (2, 11))
+
+    def run() -> Any:
+        return model.generate(
+            prompts, max_new_tokens=20, do_sample=False, pad_token_id=0, eos_token_id=None,
+            output_scores=True, return_dict_in_generate=True,
+        )  # fmt: skip
+
+    wanted = run()
+    model.forward = computation = tilecore.compute(model.forward)
+    try:
+        start = time.perf_counter()
+        found = run()
+        took = time.perf_counter() - start
+    except tilecore.errors.TileError as error:
+        return f"refused: {error.code} {error.message} | | |"
+    pairs = zip(found.scores, wanted.scores, strict=True)
+    largest = max(float((a - b).abs().max() / b[b.isfinite()].abs().max()) for a, b in pairs)
+    said = "the same" if torch.equal(found.sequences, wanted.sequences) else "**others**"
+    kernels = {stage for plan in computation.plans for stage in plan.stages}
+    return f"{said} | {largest:.1e} | {len(kernels)} | {took:.1f}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME")
-    names = parser.parse_args().names
+    parser.add_argument("--generate", action="store_true", help="have models of language generate")
+    arguments = parser.parse_args()
+    names = arguments.names
     transformers.logging.set_verbosity_error()
     torch.manual_seed(0)
     tokens = {"input_ids": torch.randint(0, 100, (2, 7))}
     image = {"pixel_values": torch.randn(1, 3, 32, 32)}
     print(f"transformers {transformers.__version__}, torch {torch.__version__}")
-    print("| model | outcome | kernels | computed by torch |\n|---|---|---|---|")
+    head, line = "| model | outcome | kernels | computed by torch |", "|---|---|---|---|"
+    if arguments.generate:
+        head = "| model | tokens | largest difference of scores | kernels | first time, s |"
+        line = "|---|---|---|---|---|"
+    print(f"{head}\n{line}")
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
         os.environ["TILECORE_DATA_DIR"] = folder
         for models, given in ((TEXTS, tokens), (IMAGES, image)):
             for name, config in models.items():
-                if not names or name in names:
+                if names and name not in names:
+                    continue
+                if arguments.generate:
+                    cells = generated(name, config)
+                else:
                     cells = outcome(model_of(name, config), given)
+                if cells is not None:
                     print(f"| {name} | {cells} |", flush=True)
 
 

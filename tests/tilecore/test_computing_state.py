@@ -393,3 +393,41 @@ def test_sizes_that_are_no_sums_get_plans_of_their_own():
     for n in (4, 5, 6, 7, 9):
         x = torch.randn(n, 6)
         torch.testing.assert_close(computation(x), function(x))
+
+
+# --- what objects hold beside tensors, and code that torch compiles -------------------------------
+
+
+def test_what_a_function_does_not_read_of_an_object_may_be_anything():
+    class State:
+        def __init__(self):
+            self.complex = torch.zeros(2, dtype=torch.complex64)
+            self.names = np.array(["a"])
+            self.marks = {1, 2}
+            self.keys = torch.tensor([])
+            self.own = self
+
+    def function(x, state):
+        state.keys = torch.cat([state.keys, x * 2])
+        return state.keys + 1
+
+    state, computation = State(), tilecore.compute(function)
+    for rows in (3, 6, 9):
+        x = torch.randn(3, 4)
+        assert computation(x, state).shape == (rows, 4)
+        torch.testing.assert_close(state.keys[-3:], x * 2)
+    assert state.own is state
+    assert state.marks == {1, 2}
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x, y, z: y.add_(x) + 1, lambda x, y, z: z.append(x * 2) or x + 1]
+)
+def test_what_is_changed_is_no_node_of_a_graph(function):
+    y, z = torch.ones(4), [torch.ones(4)]
+    computation = tilecore.compute(function)
+    compiled = torch.compile(lambda x: computation(x * 3, y, z), backend="eager")
+    with pytest.raises(torch._dynamo.exc.TorchRuntimeError, match="changes nothing it is given"):
+        compiled(torch.randn(4))
+    assert torch.equal(y, torch.ones(4))
+    assert len(z) == 1

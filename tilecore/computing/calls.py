@@ -166,7 +166,7 @@ def called(
         call = call.of({}, operator.index)
     try:
         given, found = _told(call, nodes, operator.index if is_fixed else _value)
-    except _Impure as error:
+    except Impure as error:
         raise UnsupportedSyntax(expected=str(error), found=f"`{name}`", span=span) from None
     except REFUSALS as error:
         said = str(error).strip().splitlines()[0].partition(". ")[0]
@@ -333,7 +333,7 @@ def mapped(value: Any, kind: type | tuple[type, ...], change: Callable[[Any], An
 REFUSALS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
 
 
-class _Impure(Exception):
+class Impure(Exception):
     """What a function would have to do not."""
 
 
@@ -351,7 +351,7 @@ def _told(call: Call, nodes: Sequence[Node], number: Callable[[Any], int]) -> tu
         )
         for node in nodes
     ]
-    with torch.no_grad(), torch._C.DisableTorchFunction(), _pure(given):
+    with torch.no_grad(), torch._C.DisableTorchFunction(), pure(given):
         return given, call.of({}, number)(given)
 
 
@@ -387,7 +387,7 @@ def _fitted(call: Call, nodes: Sequence[Node]) -> list[Shape] | None:
                 ]  # fmt: skip
                 if shapes(**sample) != expected:
                     return None
-    except (*REFUSALS, _Impure):
+    except (*REFUSALS, Impure):
         return None
     found: list[Shape] = []
     for i, shape in enumerate(base):
@@ -412,7 +412,7 @@ def _difference(shapes: list[list[int]], base: list[list[int]]) -> list[list[int
     ]
 
 
-def _pure(given: Sequence[Any]) -> Any:
+def pure(given: Sequence[Any]) -> Any:
     """Return a context in which torch refuses to change some tensors, and to draw numbers."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -425,14 +425,14 @@ def _pure(given: Sequence[Any]) -> Any:
         ) -> Any:
             _ = types
             if torch.Tag.nondeterministic_seeded in function.tags:
-                raise _Impure("functions that draw no random numbers")
+                raise Impure("functions that draw no random numbers")
             named = kwargs or {}
             for at, argument in enumerate(function._schema.arguments):
                 value: Any = args[at] if at < len(args) else named.get(argument.name)
                 writes = argument.alias_info is not None and argument.alias_info.is_write
                 is_tensor = writes and isinstance(value, torch.Tensor)
                 if is_tensor and value.untyped_storage()._cdata in kept:
-                    raise _Impure("operations that return new tensors")
+                    raise Impure("operations that return new tensors")
             return function(*args, **named)
 
     return Pure()

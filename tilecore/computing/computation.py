@@ -137,6 +137,11 @@ class Computation:
         if all(name in places for name in plan.inputs):
             self._calls.keep(like, (plan, [(name, places[name]) for name in plan.inputs]))
 
+    @property
+    def plans(self) -> list[Plan]:
+        """What calls so far have run."""
+        return list(self._plans.values())
+
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """Return what a call would run; raises as a call does."""
         return self._plan(*self._bound(args, kwargs))

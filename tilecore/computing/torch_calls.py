@@ -15,8 +15,17 @@ import torch
 from torch._subclasses.fake_tensor import fake_tensor_tls
 
 from tilecore.computing import arrays
+from tilecore.computing.calls import Impure, pure
 from tilecore.computing.plan import Plan
-from tilecore.computing.trees import Forming, Outcome, Passed, Plain, is_object
+from tilecore.computing.trees import (
+    Arguments,
+    Forming,
+    Items,
+    Outcome,
+    Passed,
+    Plain,
+    is_object,
+)
 from tilecore.errors import UnsupportedSyntax
 from tilecore.torch_ops import TAGS
 from tilecore.torch_trace import labelled_as
@@ -199,10 +208,18 @@ class _Operator:
         """Return tensors like the results, without elements."""
         before = fake_tensor_tls.allow_non_fake_inputs_override
         fake_tensor_tls.allow_non_fake_inputs_override = True  # those that the function holds
+        bound = _replaced(self.bound, tensors)
+        containers = Arguments.of(bound.arguments)
+        before = containers.items()
         try:
-            found = by_torch(self.computation, _replaced(self.bound, tensors))
+            with pure(tensors):
+                found = by_torch(self.computation, bound)
+        except Impure:
+            raise _changing() from None
         finally:
             fake_tensor_tls.allow_non_fake_inputs_override = before
+        if not _are_same(before, containers):
+            raise _changing()
         return [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in self._listed(found)]
 
     def _listed(self, found: Any) -> list[torch.Tensor]:
@@ -211,6 +228,20 @@ class _Operator:
             self.outcome = Outcome(forming.form(found))
             self.count = len(forming.leaves)
         return self.outcome.flat(found, self.count)
+
+
+def _changing() -> UnsupportedSyntax:
+    return UnsupportedSyntax(
+        expected="a computation that changes nothing it is given, where torch compiles",
+        found="an update in place",
+        hint="call it outside of what torch compiles, or return what is new",
+    )
+
+
+def _are_same(before: Mapping[str, Items], containers: Arguments) -> bool:
+    """Return whether containers hold what they did."""
+    pairs = zip(before.values(), containers.items().values(), strict=True)
+    return all(a.keys() == b.keys() and all(a[key] is b[key] for key in a) for a, b in pairs)
 
 
 def _operator(computation: Callee, bound: Passed) -> _Operator:

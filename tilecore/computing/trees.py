@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tilecore.computing import arrays
+from tilecore.computing.calls import INPUTS
 from tilecore.computing.extents import Extent, at
 from tilecore.computing.operands import is_tensor
 from tilecore.errors import TypeMismatch
@@ -158,6 +159,10 @@ class Arguments:
         """Return a value as part of the structure."""
         kind = type(value)
         if is_tensor(value):
+            if in_object and str(value.dtype).removeprefix("torch.") not in INPUTS:
+                return _Same(value)  # the function may not read it
+            if in_object and 0 in value.shape:
+                return "empty", value.dtype, tuple(value.shape)
             self.tensors[place] = value
             return "tensor"
         if isinstance(value, tuple):
@@ -191,6 +196,10 @@ class Arguments:
         memories = [arrays.memory(tensor) for tensor in self.tensors.values()]
         return all(memories.count(arrays.memory(self.tensors[name])) == 1 for name in names)
 
+    def items(self) -> dict[str, Items]:
+        """Return what containers hold, by their place."""
+        return {place: items_of(container) for place, container in self.containers.items()}
+
     @contextmanager
     def replaced(
         self, arguments: dict[str, Any], values: Mapping[str, Any]
@@ -199,7 +208,7 @@ class Arguments:
 
         What containers hold meanwhile is yielded, by their place.
         """
-        before = {place: items_of(container) for place, container in self.containers.items()}
+        before = self.items()
 
         def changed(value: Any, place: str) -> Any:
             if place in values:
