@@ -302,12 +302,29 @@ def test_tensors_that_share_memory_are_torchs_to_write():
         torch.testing.assert_close(x, y)
 
 
+def test_torch_computes_gradients_of_what_writes_to_its_arguments():
+    x, w = torch.randn(4), torch.randn(4, requires_grad=True)
+    y = x.clone()
+    tilecore.compute(lambda x, w: x.mul_(2) * w)(x, w).sum().backward()
+    torch.testing.assert_close(x, y * 2)
+    torch.testing.assert_close(w.grad, x)
+
+
 def test_a_copy_is_a_tensor_of_its_own():
     x = torch.randn(4, 8)
     _, found = tilecore.compute(lambda x: (x * 2, x.clone()))(x)
     before = x.clone()
     found += 1
     torch.testing.assert_close(x, before)
+
+    def twice(x):
+        y = x * 2
+        return y, y.clone(), y[0]
+
+    y, z, first = tilecore.compute(twice)(x)
+    y += 1
+    torch.testing.assert_close(z, x * 2)
+    torch.testing.assert_close(first, y[0])
 
 
 def test_arrays_of_numpy_are_written_to():

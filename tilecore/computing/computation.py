@@ -279,7 +279,7 @@ class Computation:
         from tilecore.computing import creation  # which needs torch
 
         roots = creation.settled([r.node for r in found])
-        are_new = [_is_new(r) for r in found]
+        owners = [_owner(r) for r in found]
         need_elements(*roots)
         for node in roots:
             if node.dtype == "bool" and node.kind == "pointwise":
@@ -293,7 +293,7 @@ class Computation:
             joined = steps(roots, joins_products=True)
             ways += [joined] if any(isinstance(g, Group) and g.twin for g in joined[0]) else []
         plans = [
-            self._drafted(inputs, order, results, Places(is_on_gpu), outcome, are_new)
+            self._drafted(inputs, order, results, Places(is_on_gpu), outcome, owners)
             for order, results in ways
         ]
         plan = min(plans, key=lambda plan: plan.time_s)
@@ -303,11 +303,11 @@ class Computation:
 
     def _drafted(
         self, inputs: Mapping[str, Node], order: Sequence[Group | Node], results: Sequence[Node],
-        places: Places, outcome: Outcome, are_new: Sequence[bool],
+        places: Places, outcome: Outcome, owners: Sequence[int | None],
     ) -> Plan:  # fmt: skip
         """Return a plan whose kernels are to be built.
 
-        ``are_new``: which results share no memory with what the call passes.
+        ``owners``: of results, as ``_owner`` has them: what others own is copied.
         """
         users, stages = consumers(ordered(results)), dict[Any, Stage]()
         made: list[Step] = []
@@ -328,8 +328,12 @@ class Computation:
         for place in at:
             places.need(place)
         made += _copies(places)
-        for i, (place, is_new) in enumerate(zip(at, are_new, strict=True)):
-            if is_new and place.memory.kind == "input":  # the copy that a clone() asks for
+        owned: dict[Node, int] = {}
+        for i, (place, owner) in enumerate(zip(at, owners, strict=True)):
+            if owner is None:
+                continue
+            is_given = place.memory.kind == "input"
+            if is_given or owned.setdefault(place.memory, owner) != owner:  # a clone()
                 node = Node("input", "copy", (), place.shape, place.memory.dtype)
                 made.append(Copy(node, place))
                 at[i] = Place(node, 0, place.shape, row_major(place.shape))
@@ -371,11 +375,12 @@ def _unnamed(text: str, name: str, program: Program) -> str:
     return re.sub(r"\w+", lambda word: names.get(word[0], word[0]), text)
 
 
-def _is_new(result: Traced) -> bool:
-    """Return whether a result shares no memory with what the call passes, or is for that."""
+def _owner(result: Traced) -> int | None:
+    """Return what results that may share memory have alike; None: with what the call passes."""
     memory = result.memory
     is_written = memory.owner == CALLERS and memory.version and result.seen is memory.base
-    return bool(is_written) or not any(one.owner for one in memory.kin)
+    is_own = is_written or not any(one.owner for one in memory.kin)
+    return id(memory.kin) if is_own else None
 
 
 def _wants_gradient(tensors: Sequence[Any]) -> bool:

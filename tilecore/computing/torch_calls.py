@@ -58,7 +58,8 @@ def differentiable(
     Torch computes it where objects hold tensors, or what holds them is changed: to run that again
     for the gradient would change it again.
     """
-    if plan.outcome.effects or any(map(is_object, containers.values())):
+    changes = plan.outcome.effects or plan.outcome.writes
+    if changes or any(map(is_object, containers.values())):
         return by_torch(computation, bound)
     tensors = _tensors(bound)
     given = (*tensors.values(), *plan.held)
