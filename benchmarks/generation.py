@@ -1,0 +1,116 @@
+"""A language model of Hugging Face's that generates on the CPU: by torch, and as a computation.
+
+    python -m benchmarks.generation [--dtype bfloat16] [--threads 1,2] [--compile] [--json FILE]
+
+Needs the package transformers (a peer, no dependency). A Llama with random weights (4 layers of
+1024, 16 heads on 8, 8192 words) reads a prompt of 128 tokens and generates with its cache. Torch
+and ``tilecore.compute(model.forward)`` take turns, token by token; medians. ``--compile``:
+``torch.compile(model.forward, dynamic=True)`` takes turns as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import logging
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+import tilecore
+
+CONFIG = {
+    "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 4,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 8192, "pad_token_id": 0,
+}  # fmt: skip
+PROMPT, TOKENS, WARM, ROUNDS = 128, 60, 6, 7
+Ways = Mapping[str, Callable[..., Any]]
+
+
+def prompts(config: Any, ways: Ways) -> tuple[dict[str, list[float]], dict[str, float], Any]:
+    """Return times of reading a prompt and of its first reading, s, and a cache that has read."""
+    ids = torch.randint(1, CONFIG["vocab_size"], (1, PROMPT))
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    first: dict[str, float] = {}
+    for _ in range(ROUNDS + 1):
+        for name, way in ways.items():
+            cache = transformers.DynamicCache(config=config)
+            start = time.perf_counter()
+            way(ids, cache=cache, use_cache=True)
+            took = time.perf_counter() - start
+            if name in first:
+                times[name].append(took)
+            first.setdefault(name, took)
+    return times, first, cache
+
+
+def tokens(ways: Ways, cache: Any) -> tuple[dict[str, list[float]], float]:
+    """Return times of single tokens, s, and the largest difference of logits to torch's."""
+    caches = {name: copy.deepcopy(cache) for name in ways}
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    largest = 0.0
+    for number in range(WARM + TOKENS):
+        one = torch.randint(1, CONFIG["vocab_size"], (1, 1))
+        logits = {}
+        for name, way in ways.items():
+            start = time.perf_counter()
+            logits[name] = way(one, cache=caches[name], use_cache=True).logits
+            if number >= WARM:
+                times[name].append(time.perf_counter() - start)
+        wanted = logits["torch"].double()
+        difference = (logits["ours"].double() - wanted).abs().max() / wanted.abs().max()
+        largest = max(largest, float(difference))
+    return times, largest
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--threads", default="1")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**CONFIG)
+    model = transformers.LlamaForCausalLM(config).eval().to(getattr(torch, arguments.dtype))
+    print(
+        "| threads | what | torch, ms | ours, ms | torch / ours | torch.compile / ours | first, s |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    rows = []
+    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+        os.environ["TILECORE_DATA_DIR"] = folder
+        for threads in map(int, arguments.threads.split(",")):
+            torch.set_num_threads(threads)
+            ways = {"torch": model.forward, "ours": tilecore.compute(model.forward)}
+            if arguments.compile:
+                ways["compiled"] = torch.compile(model.forward, dynamic=True)
+            read, first, cache = prompts(config, ways)
+            spoken, largest = tokens(ways, cache)
+            for what, times in ((f"a prompt of {PROMPT}", read), ("a token", spoken)):
+                found = {name: statistics.median(t) * 1e3 for name, t in times.items()}
+                ratios = {name: found[name] / found["ours"] for name in found}
+                row = {"threads": threads, "dtype": arguments.dtype, "what": what, "ms": found}
+                rows.append({**row, "first_s": first, "largest_difference": largest})
+                firsts = ", ".join(f"{name} {s:.1f} s" for name, s in first.items())
+                cells = (
+                    threads, what, f"{found['torch']:.2f}", f"{found['ours']:.2f}",
+                    f"{ratios['torch']:.2f}", f"{ratios.get('compiled', float('nan')):.2f}", firsts,
+                )  # fmt: skip
+                print(f"| {' | '.join(map(str, cells))} |", flush=True)
+            print(f"largest difference of logits {largest:.1e} of the largest", flush=True)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
