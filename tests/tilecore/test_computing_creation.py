@@ -149,3 +149,18 @@ def test_what_is_created_for_gpus(target):
 
     x = whole(6, 32).half()
     assert torch.equal(tilecore.compute(function, target=target)(x), function(x))
+
+
+def test_torch_compiles_what_creates_tensors_after_a_function_was_read():
+    """Torch's compiler may look up its functions while others take their places."""
+    rules = pytest.importorskip("torch._dynamo.trace_rules")
+
+    def function(x):
+        rules.clear_lru_cache()
+        rules.get_torch_obj_rule_map()
+        return F.gelu(x + torch.ones(x.shape[-1]))
+
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(tilecore.compute(function)(x), function(x))
+    compiled = torch.compile(lambda x: x @ torch.ones(4, 4), fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x), x @ torch.ones(4, 4))

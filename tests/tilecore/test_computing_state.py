@@ -99,7 +99,7 @@ def test_a_cache_grows_as_the_function_has_it(is_given):
                 assert (one.seen, one.is_started) == (other.seen, True)
     plans = [plan for family in computation._families.values() for plan in family._plans]
     assert 0 < len(plans) < 4
-    own = [p for p in computation._plans.values() if not p.is_own]
+    own = [p for p in computation.plans if not p.is_own]
     assert len(own) > 6
     assert len({stage for plan in own for stage in plan.stages}) < 2 * len(own[0].stages)
 
@@ -177,7 +177,7 @@ def test_objects_with_values_and_functions_are_constants():
     x = torch.randn(4)
     for by in (2.0, 3.0):
         torch.testing.assert_close(computation(x, Scale(by), torch.exp), x.exp() * by)
-    assert len(computation._plans) == 2
+    assert len(computation.plans) == 2
 
 
 def test_integers_that_objects_count_may_vary():
@@ -361,7 +361,7 @@ def test_rows_of_a_cache_are_written_where_they_lie():
     assert ours.keys is keys
     steps = computation.plan(q, k, ours, one).steps
     assert sum(s.is_in_place for s in steps if isinstance(s, Called)) >= 2
-    assert len(computation._plans) == 1
+    assert len(computation.plans) == 1
 
 
 def test_what_reads_the_old_elements_later_forces_a_copy():

@@ -51,6 +51,7 @@ from tilecore.runtime.memo import Memo
 from tilecore.target import parse_target
 from tilecore.torch_trace import is_traced, labelled
 
+MOST_SIZED = 128  # plans for sizes that vary: they are made in a moment, but not small
 _LOG = logging.getLogger("tilecore.computing")
 
 
@@ -70,9 +71,10 @@ class Computation:
         self.function, self.target, self.dynamic = function, target, dynamic
         self.label = labelled(self)
         self._plans: Memo[Plan] = Memo()
+        self._sized: Memo[Plan] = Memo(MOST_SIZED)
         self._stages: Memo[Stage] = Memo()
         self._families: Memo[Family] = Memo()
-        self._calls: Memo[tuple[Plan, list[tuple[str, Any]]]] = Memo()
+        self._calls: Memo[tuple[Plan, list[tuple[str, Any]]]] = Memo(MOST_SIZED)
         self.name = getattr(function, "__name__", type(function).__name__)
         try:  # a module of torch has its parameters in ``forward``
             self._signature = inspect.signature(getattr(function, "forward", function))
@@ -140,7 +142,7 @@ class Computation:
     @property
     def plans(self) -> list[Plan]:
         """What calls so far have run."""
-        return list(self._plans.values())
+        return [*self._plans.values(), *self._sized.values()]
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """Return what a call would run; raises as a call does."""
@@ -169,6 +171,7 @@ class Computation:
                 stage.tune(tensors, trials)
 
         plan.computed(given.tensors, before=tune)
+        self._calls.clear()  # which may know another plan
         return plan
 
     def programs(self, *args: Any, **kwargs: Any) -> list[str]:
@@ -216,11 +219,11 @@ class Computation:
         )
         family = kinds, given.structure
         like = family, tuple(layouts.values())
-        found = self._plans.get(like)
+        found = self._plans.get(like) or self._sized.get(like)
         if found is None or (is_own and not found.is_own):
             made = None if is_own else self._varying(family, bound, given, layouts)
             found = made or self._read(bound, given, layouts)
-            self._plans.keep(like, found)
+            (self._plans if found.is_own else self._sized).keep(like, found)
         return found
 
     def _varying(

@@ -398,6 +398,14 @@ def _of_real_ones(own: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def _forget_others() -> None:
+    """Have torch's compiler look up functions again, if it did while others took their places."""
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    known = getattr(rules, "get_torch_obj_rule_map", None)
+    if known is not None and known.cache_info().currsize and _FREE["zeros"] not in known():
+        rules.clear_lru_cache()  # type: ignore[union-attr]
+
+
 _own: list[tuple[Any, str, Any]] = []  # functions of torch's whose places are taken
 
 
@@ -417,6 +425,8 @@ def _extents_taken(traced: Callable[[Node, Sequence[Any]], Any]) -> Iterator[Non
             _readers -= 1
             while _own and _readers == 0:
                 setattr(*_own.pop())
+            if _readers == 0:
+                _forget_others()
 
 
 @contextmanager

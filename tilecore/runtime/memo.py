@@ -12,9 +12,13 @@ Value = TypeVar("Value")
 class Memo(dict[Any, Value]):
     """A dict that forgets everything when it is full."""
 
+    def __init__(self, most: int = MOST) -> None:
+        super().__init__()
+        self._most = most
+
     def keep(self, key: Any, value: Value) -> None:
         """Remember a value."""
-        if len(self) >= MOST:
+        if len(self) >= self._most:
             self.clear()
         self[key] = value
 
