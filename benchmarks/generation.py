@@ -1,6 +1,6 @@
 """A language model of Hugging Face's that generates on the CPU: by torch, and as a computation.
 
-    python -m benchmarks.generation [--dtype bfloat16] [--threads 1,2] [--compile] [--json FILE]
+    python benchmarks/generation.py [--dtype bfloat16] [--threads 1,2] [--compile] [--json FILE]
 
 Needs the package transformers (a peer, no dependency). A Llama with random weights (4 layers of
 1024, 16 heads on 8, 8192 words) reads a prompt of 128 tokens and generates with its cache. Torch
@@ -82,9 +82,7 @@ def main() -> None:
     torch.manual_seed(0)
     config = transformers.LlamaConfig(**CONFIG)
     model = transformers.LlamaForCausalLM(config).eval().to(getattr(torch, arguments.dtype))
-    print(
-        "| threads | what | torch, ms | ours, ms | torch / ours | torch.compile / ours | first, s |"
-    )
+    print("| threads | what | torch, ms | ours, ms | torch / ours | torch.compile / ours | first |")
     print("|---|---|---|---|---|---|---|")
     rows = []
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
