@@ -1,6 +1,6 @@
 """A language model of Hugging Face's that generates on the CPU: by torch, and as a computation.
 
-    python benchmarks/generation.py [--dtype bfloat16] [--threads 1,2] [--compile] [--json FILE]
+    python benchmarks/generation.py [--dtype bfloat16] [--threads 1,2] [--width 64] [--compile]
 
 Needs the package transformers (a peer, no dependency). A Llama with random weights (4 layers of
 1024, 16 heads on 8, 8192 words) reads a prompt of 128 tokens and generates with its cache. Torch
@@ -28,8 +28,8 @@ import transformers
 import tilecore
 
 CONFIG = {
-    "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 4,
-    "num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 8192, "pad_token_id": 0,
+    "num_hidden_layers": 4, "num_attention_heads": 16, "num_key_value_heads": 8,
+    "vocab_size": 8192, "pad_token_id": 0,
 }  # fmt: skip
 PROMPT, TOKENS, WARM, ROUNDS = 128, 60, 6, 7
 Ways = Mapping[str, Callable[..., Any]]
@@ -75,12 +75,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--threads", default="1")
+    parser.add_argument("--width", type=int, default=1024, help="of the model; its heads are 16")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     logging.getLogger("transformers").setLevel(logging.ERROR)
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(**CONFIG)
+    width = arguments.width
+    sizes = {"hidden_size": width, "intermediate_size": width * 11 // 4}
+    config = transformers.LlamaConfig(**CONFIG, **sizes)
     model = transformers.LlamaForCausalLM(config).eval().to(getattr(torch, arguments.dtype))
     print("| threads | what | torch, ms | ours, ms | torch / ours | torch.compile / ours | first |")
     print("|---|---|---|---|---|---|---|")

@@ -171,16 +171,15 @@ def mapped(value: Any, place: str, change: Callable[[str, Any], Any]) -> Any:
     return value
 
 
-def computed(function: Callable[..., Any], bound: Any) -> Any:
+def computed(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return what a function returns for the arguments of a call, computed by torch or NumPy."""
     try:
-        returned = function(*bound.args, **bound.kwargs)
+        return function(*args, **kwargs)
     except (AttributeError, TypeError):  # functions of torch take no arrays of NumPy
         import torch
 
-        args, kwargs = mapped([bound.args, bound.kwargs], "", lambda _, t: torch.as_tensor(t))
-        returned = mapped(function(*args, **kwargs), "", lambda _, t: t.numpy())
-    return returned
+        given, named = mapped([args, dict(kwargs)], "", lambda _, t: torch.as_tensor(t))
+        return mapped(function(*given, **named), "", lambda _, t: t.numpy())
 
 
 def hashable(value: Any) -> Any:

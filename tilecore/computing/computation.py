@@ -108,9 +108,9 @@ class Computation:
             bound, given = self._bound(args, kwargs)
             tensors, containers = given.tensors, given.containers
             if any(0 in tensor.shape for tensor in tensors.values()):
-                return arrays.computed(self.function, bound)
+                return arrays.computed(self.function, args, kwargs)
             plan = self._plan(bound, given)
-            if plan.outcome.writes and not given.are_apart(plan.outcome.writes):
+            if plan.outcome.writes and not given.are_apart(plan.outcome.writes, plan.held):
                 return self.function(*args, **kwargs)
             if like is not None and not (containers or plan.outcome.writes):
                 self._remember(like, plan, args, kwargs)

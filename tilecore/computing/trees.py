@@ -131,14 +131,12 @@ class Arguments:
         numbers: integers that objects hold, by their place; they may vary as sizes do.
         containers: lists, dicts and objects, by their place.
         structure: what tells these arguments from others, whatever their tensors and numbers are.
-        has_objects: whether there are objects among them.
     """
 
     tensors: dict[str, Any] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)
     containers: dict[str, Any] = field(default_factory=dict)
     structure: Any = ()
-    has_objects: bool = False
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Arguments:
@@ -174,7 +172,6 @@ class Arguments:
                 return "again", known[id(value)]
             known[id(value)] = place
             self.containers[place] = value
-            self.has_objects |= is_own
             return kind, *(
                 (k, self._taken(v, f"{place}.{k}", known, in_object or is_own))
                 for k, v in items_of(value).items()
@@ -191,9 +188,9 @@ class Arguments:
             raise TypeMismatch(expected=expected, found=kind.__name__) from None
         return kind, value
 
-    def are_apart(self, names: Collection[str]) -> bool:
-        """Return whether some tensors share no memory with another one."""
-        memories = [arrays.memory(tensor) for tensor in self.tensors.values()]
+    def are_apart(self, names: Collection[str], held: Sequence[Any]) -> bool:
+        """Return whether some tensors share no memory with another one; ``held``: more of them."""
+        memories = [arrays.memory(tensor) for tensor in (*self.tensors.values(), *held)]
         return all(memories.count(arrays.memory(self.tensors[name])) == 1 for name in names)
 
     def items(self) -> dict[str, Items]:
@@ -455,9 +452,12 @@ class Outcome:
             parts = {k: building.value(form) for k, form in effect.parts.items()}
             if isinstance(container, list):
                 fill(container, parts)
-            else:
-                kept = {k: v for k, v in items_of(container).items() if k not in effect.gone}
-                fill(container, {**kept, **parts})
+                continue
+            state = container if isinstance(container, dict) else vars(container)
+            for key in effect.gone:
+                state.pop(key, None)
+            for key, part in parts.items():
+                state[key] = part
         return building.value(self.returned)
 
     def flat(self, returned: Any, count: int) -> list[Any]:
