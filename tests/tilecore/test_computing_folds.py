@@ -85,8 +85,9 @@ def test_nan_and_infinity_go_on(target, op, rows):
     x[1, 3], x[2, 4], x[0, 5], x[1, 6] = torch.nan, torch.inf, -torch.inf, torch.nan
     x[2, 6] = torch.inf
     found = tilecore.compute(lambda x: getattr(x, op)(0), target=target)(x)
-    wanted = getattr(x, op)(0)
-    torch.testing.assert_close(found, wanted, equal_nan=True)
+    wanted = getattr(x.double(), op)(0)
+    # sums of 300 normal numbers: rounded where the parts are 10 and what is left may be near 0
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-4, equal_nan=True)
 
 
 def test_softmax_and_variance_along_a_leading_axis():
