@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import random
+import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -137,8 +139,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--emulated", action="store_true", help="run all cases on emulated CPUs, not one per test"
     )
     parser.addoption(
+        "--seed", default="0", help="of the numbers that tests draw: other ones for each (0)"
+    )
+    parser.addoption(
         "--update-snapshots", action="store_true", help="write snapshots instead of comparing"
     )
+
+
+@pytest.fixture(autouse=True)
+def _seeded(request: pytest.FixtureRequest) -> None:
+    """Have a test draw the same numbers wherever and after whatever else it runs."""
+    seed = zlib.crc32(f"{request.config.getoption('--seed')} {request.node.nodeid}".encode())
+    random.seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(seed)
 
 
 @pytest.fixture(scope="session")

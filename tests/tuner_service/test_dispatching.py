@@ -85,7 +85,7 @@ def test_weights_from_a_file_of_counts(cli, tmp_path):  # noqa: F811
         (["--m", "0:8"], "RC611"), (["--m", "8:1"], "RC611"), (["--m", "a"], "RC611"),
         (["--m", "7"], "RC611"), (["--m", "1:8", "--weights", "none.csv"], "RC611"),
         (["--m", "1:8", "--tolerance", "-1"], "RC611"), (["--m", "1:8", "--set", "q=1:8"], "TC502"),
-        (["--m", "1:4096", "--set", "n=1:4096"], "RC611"),
+        (["--m", "1:4096", "--set", "n=1:4096"], "TC502"),
         (["--m", "1:8", "--threads", "9999"], "SV907"),
         (["--m", "1:8", "--hardware", "abacus"], "RC601"), (["--m", "1:8", "--n", "x"], "RC611"),
         (["--m", "1:8", "--output", "/nowhere/t.json"], "SV9"),
@@ -96,6 +96,11 @@ def test_bad_input_is_one_message(cli, arguments, said):  # noqa: F811
     assert status in (1, 2)
     assert said in complaint
     assert "Traceback" not in complaint
+
+
+def test_too_many_shapes_are_one_message(cli):  # noqa: F811
+    status, _, complaint = cli("dispatch", "gemm", "--k", "64", "--m", "1:64", "--set", "n=1:4096")
+    assert (status, "RC611" in complaint) == (2, True)
 
 
 def test_an_unknown_kernel_is_one_message(cli):  # noqa: F811
