@@ -2,7 +2,8 @@
 
 Methods, operators, functions of torch (``__torch_function__``) and ufuncs of NumPy
 (``__array_ufunc__``) end in ``called``: in ``functions.FUNCTIONS``, by name, or in torch itself
-(``calls``). What is written in place ends in ``changed`` (``writing``).
+(``calls``). What is written in place ends in ``changed`` (``writing``). Of calls that pass torch's
+they are instances of its class (``instances``).
 """
 
 from __future__ import annotations
