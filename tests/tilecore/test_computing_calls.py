@@ -198,7 +198,7 @@ def test_a_function_may_ask_what_a_tensor_has():
     agrees(function, torch.randn(3))
 
 
-@pytest.mark.parametrize("name", ["grad", "requires_grad", "data"])
+@pytest.mark.parametrize("name", ["grad", "requires_grad", "is_leaf"])
 def test_what_is_no_method_is_told(name):
     with pytest.raises(UnsupportedSyntax, match=f"`Tensor.{name}`"):
         tilecore.compute(lambda x: getattr(x, name))(torch.randn(3))

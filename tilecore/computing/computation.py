@@ -20,6 +20,7 @@ from tilecore.computing import arrays, columns, decode, grouped, long_rows, prod
 from tilecore.computing.fusion import Group, steps
 from tilecore.computing.graph import Node, consumers, ordered
 from tilecore.computing.operands import input_of, need_elements
+from tilecore.computing.operands import reading as reading_now
 from tilecore.computing.places import (
     GPU_ALIGNMENT_BYTES,
     Place,
@@ -98,6 +99,8 @@ class Computation:
             from tilecore.computing import torch_calls
 
             return torch_calls.call(self, args, kwargs)
+        if reading_now():  # it is part of what is read
+            return self.function(*args, **kwargs)
         like = likeness(args, kwargs, ())
         known = self._calls.get(like)
         if known is not None:
@@ -274,6 +277,7 @@ class Computation:
                 outcome, found = given.outcome(
                     returned, put, written, lambda v: isinstance(v, Traced)
                 )
+            nodes = [r.node for r in found]
         if not found:
             raise TypeMismatch(
                 expected=f"`{self.name}` to return tensors that it computes",
@@ -281,7 +285,7 @@ class Computation:
             )
         from tilecore.computing import creation  # which needs torch
 
-        roots = creation.settled([r.node for r in found])
+        roots = creation.settled(nodes)
         owners = [_owner(r) for r in found]
         need_elements(*roots)
         for node in roots:

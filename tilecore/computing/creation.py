@@ -27,7 +27,7 @@ from tilecore.computing import calls, graph, operands
 from tilecore.computing.calls import Call, Whole
 from tilecore.computing.extents import Extent, varies
 from tilecore.computing.graph import FLOATS, Node, Shape
-from tilecore.computing.storage import HELD
+from tilecore.computing.storage import HELD, View
 from tilecore.computing.windows import UNFILLED
 from tilecore.errors import SourceSpan, UnsupportedSyntax
 
@@ -41,6 +41,7 @@ NAMES = (
 _CREATING = frozenset(
     getattr(of, name) for of in (torch, torch.Tensor) for name in NAMES if hasattr(of, name)
 )
+_COPYING = frozenset((torch.tensor, torch.as_tensor, torch.asarray))
 _PLAIN = {"dtype", "device", "size", "fill_value", "memory_format", "layout", "pin_memory",
           "start", "end", "step", "steps", "n", "m", "requires_grad"}  # fmt: skip
 
@@ -283,8 +284,10 @@ class _Creating(TorchFunctionMode):  # type: ignore[misc]
     ) -> Any:
         _ = types
         named = kwargs or {}
-        if function is torch.Tensor.__getitem__ and (traced := _index_of(args[1])) is not None:
-            return traced.__torch_function__(function, types, args, named)  # torch warns of it
+        if function in _COPYING and args:
+            if isinstance(args[0], View):
+                return _copied(function, *args, **named)
+            args = (calls.mapped(args[0], View, lambda view: view.elements), *args[1:])
         if function in _CREATING:
             found = created(function.__name__, args, named, operands.caller())
             if found is not None:
@@ -292,10 +295,18 @@ class _Creating(TorchFunctionMode):  # type: ignore[misc]
         return function(*args, **named)
 
 
-def _index_of(index: Any) -> Any:
-    """Return the class of a traced tensor in an index, which torch takes for a list; or None."""
-    entries = index if isinstance(index, tuple) else (index,)
-    return next((type(e) for e in entries if isinstance(getattr(e, "node", None), Node)), None)
+def _copied(
+    function: Any,
+    data: Any,
+    dtype: Any = None,
+    device: Any = None,
+    copy: bool = False,
+    **named: Any,
+) -> Any:
+    """Return what torch makes of a traced tensor as of data."""
+    _ = device, named
+    is_copy = copy or function is torch.tensor
+    return data.to(data.dtype if dtype is None else dtype, copy=is_copy)
 
 
 class _Guarding(TorchDispatchMode):  # type: ignore[misc]
@@ -308,8 +319,10 @@ class _Guarding(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        _ = types
         named = kwargs or {}
+        traced = next((kind for kind in types if issubclass(kind, View)), None)
+        if traced is not None:
+            return traced.__torch_dispatch__(function, types, args, named)
         given = {_memory(t) for t in calls.results((list(args), dict(named)))}
         for at, argument in enumerate(function._schema.arguments):
             value: Any = args[at] if at < len(args) else named.get(argument.name)
@@ -375,25 +388,37 @@ def _flat(values: Sequence[Any]) -> Iterator[Any]:
             yield value
 
 
-# What tells torch's compiler of a tensor: nothing, of one that is read.
-_MARKS = ("mark_static_address", "mark_static", "mark_dynamic", "maybe_mark_dynamic")
+# Functions of torch's that are not to see tensors that are read, by module: what tells its compiler
+# of them, warns of missing gradients, and has their axes stand for calls (``vmap``).
+_BLIND: Mapping[str, Sequence[str]] = MappingProxyType({
+    "torch._dynamo": ("mark_static_address", "mark_static", "mark_dynamic", "maybe_mark_dynamic"),
+    "torch.utils.checkpoint": ("check_backward_validity",),
+    "torch._functorch.vmap": ("_add_batch_dim",),
+})  # fmt: skip
 
 
 def _replaced(traced: Callable[[Node, Sequence[Any]], Any]) -> Iterator[tuple[Any, str, Any, Any]]:
     """Return modules, names of their functions, these, and what takes their places."""
     for name, own in _FREE.items():
         yield torch, name, own, _taking_extents(name, traced)
-    compiler = sys.modules.get("torch._dynamo")
-    for name in _MARKS if compiler is not None else ():
-        own = getattr(compiler, name)
-        yield compiler, name, own, _of_real_ones(own)
+    for place, names in _BLIND.items():
+        module = sys.modules.get(place)
+        for name in names if module is not None else ():
+            own = getattr(module, name)
+            yield module, name, own, _of_real_ones(own)
 
 
 def _of_real_ones(own: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(own)
-    def function(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        is_read = isinstance(getattr(tensor, "node", None), Node)
-        return None if is_read else own(tensor, *args, **kwargs)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if not any(isinstance(value, View) for value in _flat(args[:1])):
+            return own(*args, **kwargs)
+        if own.__name__ == "_add_batch_dim":
+            raise UnsupportedSyntax(
+                expected="a function of whole tensors", found="`vmap`", span=operands.caller(),
+                hint="have its batch be an axis",
+            )  # fmt: skip
+        return None
 
     return function
 

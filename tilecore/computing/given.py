@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -118,6 +119,11 @@ def node_of(value: Any) -> Value:
     if is_tensor(value):
         return input_of("held", value, held=value)
     return value
+
+
+def numbered(index: Any) -> Any:
+    """Return an index with numbers for tensors in its slices, where no argument decides on them."""
+    return calls.mapped(index, View, operator.index)
 
 
 def is_plain(index: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from contextvars import ContextVar, Token
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -15,27 +16,47 @@ from tilecore.computing.graph import Node, Shape
 from tilecore.errors import ShapeMismatch, SourceSpan, TypeMismatch
 
 OWN = ("tilecore.computing", "torch", "numpy")  # packages between the user's line and a node
-# The device of a call's tensors; None: it passes arrays of NumPy, whose methods are not torch's.
-_device: ContextVar[Any] = ContextVar("device", default=None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading:
+    """A function that is read.
+
+    Attributes:
+        device: of the call's tensors; None: it passes arrays of NumPy, whose methods are not
+            torch's.
+    """
+
+    device: Any
+
+
+_reading: ContextVar[Reading | None] = ContextVar("reading", default=None)
+
+
+def reading() -> Reading | None:
+    """Return what is read now, which tells it from what was read before; None: nothing is."""
+    return _reading.get()
 
 
 def device() -> Any:
     """Return the device of the call that is read; None: its tensors are arrays of NumPy."""
-    return _device.get()
+    now = _reading.get()
+    return None if now is None else now.device
 
 
-def have_device(tensors: Iterable[Any]) -> Token[Any]:
-    """Have ``device`` return that of some tensors, until the token is reset."""
+def begin(tensors: Iterable[Any]) -> Token[Reading | None]:
+    """Have a function read that is called with some tensors, until the token is reset."""
     import torch
 
     known = list(tensors)
     found = next((t.device for t in known if isinstance(t, torch.Tensor)), torch.device("cpu"))
-    return _device.set(None if any(isinstance(t, np.ndarray) for t in known) else found)
+    is_numpy = any(isinstance(t, np.ndarray) for t in known)
+    return _reading.set(Reading(None if is_numpy else found))
 
 
-def forget_device(token: Token[Any]) -> None:
-    """Undo ``have_device``."""
-    _device.reset(token)
+def end(token: Token[Reading | None]) -> None:
+    """Undo ``begin``."""
+    _reading.reset(token)
 
 
 def caller() -> SourceSpan:

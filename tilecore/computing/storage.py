@@ -32,6 +32,7 @@ class Storage:
         version: how often it was written to.
         kin: those that may share memory with it, which torch alone knows; itself among them.
         spoiled: where one of them was written to.
+        reading: in which it was made.
     """
 
     base: Node
@@ -41,6 +42,7 @@ class Storage:
     version: int = 0
     kin: list[Storage] = field(default_factory=list)
     spoiled: SourceSpan | None = None
+    reading: Any = field(default_factory=operands.reading)
     _writes: list[Write] = field(default_factory=list)
     _frame: Node | None = None  # of which windows were written: a reshape, or the base
 
@@ -61,6 +63,21 @@ class Storage:
                 one.kin = self.kin
 
     # --- reading ----------------------------------------------------------------------------------
+
+    def need_reading(self) -> None:
+        """Refuse it where what it was made in is over: the function kept it somewhere.
+
+        Raises:
+            UnsupportedSyntax: that is so (TC101).
+        """
+        if self.reading is not operands.reading():
+            raise UnsupportedSyntax(
+                expected="a tensor with elements",
+                found="one that stood for such a tensor while a computation was read",
+                span=operands.caller(),
+                hint="what a computation is to leave behind, it returns, or puts into lists, dicts "
+                "and objects that it is given",
+            )
 
     def node(self, seen: Node, span: SourceSpan) -> Node:
         """Return what a view has in it.
@@ -128,6 +145,7 @@ class Storage:
         Raises:
             UnsupportedSyntax: it is one of these (TC101).
         """
+        self.need_reading()
         others = [one for one in self.kin if one is not self or self.owner != CALLERS]
         owner = next((one.owner for one in others if one.owner), "")
         if owner:
@@ -241,6 +259,7 @@ class View:
     def node(self) -> Node:
         """What it is now."""
         version = self.memory.version
+        self.memory.need_reading()
         if self._known is None or self._known[0] != version or self.memory.spoiled:
             self._known = version, self.memory.node(self.seen, operands.caller())
         return self._known[1]

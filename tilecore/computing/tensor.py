@@ -2,7 +2,8 @@
 
 Methods, operators, functions of torch (``__torch_function__``) and ufuncs of NumPy
 (``__array_ufunc__``) end in ``called``: in ``functions.FUNCTIONS``, by name, or in torch itself
-(``calls``). What is written in place ends in ``changed`` (``writing``).
+(``calls``). What is written in place ends in ``changed`` (``writing``). Of calls that pass torch's
+they are instances of its class (``instances``).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tilecore.computing import calls, views
+from tilecore.computing.extents import varies
 from tilecore.computing.functions import ALIASES, FUNCTIONS
 from tilecore.computing.given import (
     converted_to,
@@ -23,15 +25,16 @@ from tilecore.computing.given import (
     kinds,
     node_of,
     nodes_of,
+    numbered,
     says_correction,
     tensors_of,
 )
 from tilecore.computing.graph import FLOATS, Node
 from tilecore.computing.operands import (
+    begin,
     caller,
     device,
-    forget_device,
-    have_device,
+    end,
     is_tensor,
     need_elements,
 )
@@ -63,21 +66,50 @@ LAID = ("matmul", "linear", "addmm")  # ... and as rows, whatever it was given
 @contextmanager
 def reading(tensors: Iterable[Any]) -> Iterator[None]:
     """Have a function read that is called with some tensors."""
-    token = have_device(tensors)
+    token = begin(tensors)
     from tilecore.computing import creation  # which needs torch
 
     try:
         with creation.guarded(_new):
             yield
     finally:
-        forget_device(token)
+        end(token)
 
 
 class Traced(View):
     """A tensor of a computation that is being read: shapes and element types, no elements."""
 
     __array_priority__ = 1000
+    is_read = True  # rather than computed with: kernels take none
     is_nested = is_sparse = is_quantized = False  # which torch's modules ask for
+
+    def __new__(cls, memory: Storage, seen: Node | None = None) -> Traced:
+        """Return an instance of torch.Tensor where the call passes such tensors."""
+        if device() is None:
+            return object.__new__(cls)
+        from tilecore.computing import instances  # which needs torch
+
+        found: Traced = instances.new(memory, seen)
+        return found
+
+    def __repr__(self) -> str:
+        shape = ", ".join(str(n.value if varies(n) else n) for n in self.shape)
+        return f"<a tensor of a computation that is read: ({shape}) {self.seen.dtype}>"
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if spec else repr(self)
+
+    def __copy__(self) -> Any:
+        return called("clone" if device() is None else "detach", (self,), {})
+
+    def __deepcopy__(self, known: Any) -> Any:
+        return known.setdefault(id(self), called("clone", (self,), {}))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        _ = protocol
+        raise unknown("pickle of a tensor")
 
     @property
     def dtype(self) -> Any:
@@ -89,8 +121,9 @@ class Traced(View):
     @property
     def device(self) -> Any:
         """Where the tensors of the call are, as torch has it."""
+        self.memory.need_reading()
         if device() is None:
-            raise _unknown("Tensor.device")
+            raise unknown("Tensor.device")
         return device()
 
     @property
@@ -123,15 +156,17 @@ class Traced(View):
         found: Traced = called("transpose", (self, -1, -2), {})
         return found
 
-    def size(self, axis: int | None = None) -> Any:
+    def size(self, dim: int | None = None) -> Any:
         """Return its shape, or one extent."""
-        return self.shape if axis is None else self.shape[axis]
+        return self.shape if dim is None else self.shape[dim]
 
     def dim(self) -> int:
         """Return how many axes it has."""
         return self.ndim
 
     def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a tensor without axes")
         return self.shape[0]
 
     def numel(self) -> int:
@@ -142,9 +177,10 @@ class Traced(View):
         return iter(called("unbind", (self,), {}))
 
     def __getitem__(self, index: Any) -> Any:
+        self.memory.need_reading()
         if not is_plain(index):
             return called("__getitem__", (self, index), {})
-        return Traced(self.memory, views.part(caller(), self.seen, index))
+        return Traced(self.memory, views.part(caller(), self.seen, numbered(index)))
 
     def __setitem__(self, index: Any, value: Any) -> None:
         from tilecore.computing import writing
@@ -155,10 +191,14 @@ class Traced(View):
         return called("neg", (self,), {})
 
     def __invert__(self) -> Any:
-        return called("logical_not", (self,), {})
+        is_truth = device() is None or self.seen.dtype == "bool"
+        return called("logical_not" if is_truth else "bitwise_not", (self,), {})
 
     def __abs__(self) -> Any:
         return called("abs", (self,), {})
+
+    def __contains__(self, value: Any) -> bool:
+        return bool((self == value).any())
 
     def __bool__(self) -> bool:
         return bool(self.elements)
@@ -186,7 +226,7 @@ class Traced(View):
         if name.startswith("__"):
             raise AttributeError(name)
         if not callable(_method(name)):
-            raise _unknown(f"Tensor.{name}")
+            raise unknown(f"Tensor.{name}")
         return lambda *args, **kwargs: called(name, (self, *args), kwargs)
 
     @classmethod
@@ -199,13 +239,13 @@ class Traced(View):
 
     def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
         if method != "__call__":
-            raise _unknown(f"numpy.{ufunc.__name__}.{method}")
+            raise unknown(f"numpy.{ufunc.__name__}.{method}")
         return called(ufunc.__name__, args, kwargs)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         _ = types
         if function.__name__ not in OF_NUMPY:
-            raise _unknown(f"numpy.{function.__name__}")
+            raise unknown(f"numpy.{function.__name__}")
         return called(function.__name__, args, kwargs)
 
 
@@ -226,7 +266,8 @@ def _in_place(name: str) -> Any:
 
 
 _LOGIC = ("and", "or", "xor")
-_ARITHMETIC = ("add", "sub", "mul", "truediv", "pow", "floordiv", "mod")  # or refused
+# or refused
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "pow", "floordiv", "mod", "lshift", "rshift")
 for _name in (*_ARITHMETIC, *_LOGIC, "matmul", "lt", "le", "gt", "ge", "eq", "ne"):
     setattr(Traced, f"__{_name}__", _binary(_name))
 for _name in (*_ARITHMETIC, *_LOGIC, "matmul"):
@@ -256,6 +297,7 @@ def called(
     from tilecore.computing import writing
 
     span = caller()
+    _need_reading(args)
     bare = name[2:-2] if name.startswith("__") else name
     if kwargs.get("out") is not None:
         raise UnsupportedSyntax(
@@ -287,7 +329,7 @@ def called(
             others = ", ".join(kinds((*args, *kwargs.values())))
             raise TypeMismatch(expected=f"`{bare}` of {', '.join(FLOATS)}", found=others, span=span)
         if of_torch is None:
-            raise _unknown(name)
+            raise unknown(name)
         try:
             made = calls.called(name, of_torch, nodes_of(args), nodes_of(kwargs), span)
         except TileError as error:
@@ -296,6 +338,13 @@ def called(
     made = _computed(own, args, kwargs, span)
     may_be_same = own in SAME and not kwargs.get("copy")
     return _traced(made, own, (*args, *kwargs.values()), may_be_same)
+
+
+def _need_reading(args: Sequence[Any]) -> None:
+    """Refuse tensors that were kept from another reading; those in lists are when they are read."""
+    for value in args:
+        if isinstance(value, Traced):
+            value.memory.need_reading()
 
 
 def _with_elements(parts: Any) -> Any:
@@ -439,7 +488,8 @@ class _Unknown(UnsupportedSyntax, AttributeError):
     """A function or method that there is not; ``hasattr`` says so."""
 
 
-def _unknown(name: str) -> UnsupportedSyntax:
+def unknown(name: str) -> UnsupportedSyntax:
+    """Return the error of a function, method or attribute that there is not."""
     known = ", ".join(sorted(FUNCTIONS))
     return _Unknown(
         expected="a function that computations know, or one of torch's", found=f"`{name}`",

@@ -14,7 +14,7 @@ import numpy as np
 from tilecore.computing import calls, views
 from tilecore.computing.extents import Extent
 from tilecore.computing.functions import ALIASES, FUNCTIONS
-from tilecore.computing.given import is_plain, node_of, nodes_of
+from tilecore.computing.given import is_plain, node_of, nodes_of, numbered
 from tilecore.computing.graph import Node
 from tilecore.computing.operands import is_tensor
 from tilecore.computing.storage import CALLERS, HELD
@@ -48,7 +48,7 @@ def by_name(
         TypeMismatch: its element type does not hold what is written (TC202).
         ShapeMismatch: it has another shape (TC201).
     """
-    x, base = args[0], name.removesuffix("_")
+    x, base = args[0], name[1:] if name in OPERATORS else name.removesuffix("_")
     if not isinstance(x, Traced):
         raise UnsupportedSyntax(
             expected=f"a computation that changes no {HELD.removeprefix('a ')}",
@@ -131,7 +131,8 @@ def assign(x: Traced, index: Any, value: Any, span: SourceSpan) -> None:
     """Write to a part of a tensor, which an index names."""
     x.memory.need_own(span)
     if is_plain(index):
-        _put(Traced(x.memory, views.part(span, x.seen, index)), value, span, is_part=True)
+        part = views.part(span, x.seen, numbered(index))
+        _put(Traced(x.memory, part), value, span, is_part=True)
         return
     mask = index[0] if isinstance(index, tuple) and len(index) == 1 else index
     is_mask = is_tensor(mask) and str(mask.dtype) in ("torch.bool", "bool")

@@ -58,11 +58,16 @@ def view(tensor: Any, dtype: str = "") -> TensorView | None:
     torch = sys.modules.get("torch")
     if isinstance(tensor, np.ndarray):
         found = _numpy_view(tensor)
-    elif torch is not None and isinstance(tensor, torch.Tensor):
+    elif torch is not None and _is_of_torch(tensor, torch):
         found = _torch_view(tensor)
     else:
         return None
     return _pairs(found, dtype) if found.dtype in _PAIRS.get(dtype, ()) else found
+
+
+def _is_of_torch(tensor: Any, torch: Any) -> bool:
+    """Return whether a value is a tensor of torch: not one that a computation is read with."""
+    return isinstance(tensor, torch.Tensor) and not getattr(tensor, "is_read", False)
 
 
 def _pairs(found: TensorView, dtype: str) -> TensorView:
