@@ -1,6 +1,7 @@
 """Tensors that a function is read with are instances of torch.Tensor, and none of its real ones."""
 
 import copy
+import functools
 import pickle
 import sys
 
@@ -207,11 +208,6 @@ def test_held_tensors_and_those_of_the_call(function):
     assert agrees(function, X, ROWS)
 
 
-def test_a_held_tensor_is_still_not_written_to():
-    with pytest.raises(UnsupportedSyntax, match="tensor that the function holds"):
-        tilecore.compute(lambda x: HELD.add_(x))(X)
-
-
 # --- where torch takes a number -------------------------------------------------------------------
 
 
@@ -319,6 +315,12 @@ def test_kernels_take_none():
 # --- after the function was read ------------------------------------------------------------------
 
 
+@functools.cache
+def hidden():
+    """Return a list that no attribute and no variable leads to."""
+    return []
+
+
 @pytest.mark.parametrize(
     "use",
     [
@@ -330,11 +332,12 @@ def test_kernels_take_none():
     ],
 )  # fmt: skip
 def test_a_tensor_that_was_kept_says_so(use):
-    kept = []
+    kept = hidden()
+    kept.clear()
 
     def keeping(x):
-        kept.append(x * 2)
-        return kept[-1] + 1
+        hidden().append(x * 2)
+        return hidden()[-1] + 1
 
     tilecore.compute(keeping)(X)
     assert "a computation that is read" in repr(kept[0])
@@ -343,11 +346,12 @@ def test_a_tensor_that_was_kept_says_so(use):
 
 
 def test_an_array_that_was_kept_says_so():
-    kept = []
+    kept = hidden()
+    kept.clear()
 
     def keeping(x):
-        kept.append(x * 2)
-        return kept[-1] + 1
+        hidden().append(x * 2)
+        return hidden()[-1] + 1
 
     tilecore.compute(keeping)(X.numpy())
     with pytest.raises(UnsupportedSyntax, match="stood for such a tensor while a computation"):

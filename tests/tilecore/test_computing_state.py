@@ -97,7 +97,11 @@ def test_a_cache_grows_as_the_function_has_it(is_given):
                 torch.testing.assert_close(one.keys, other.keys)
                 torch.testing.assert_close(one.values, other.values)
                 assert (one.seen, one.is_started) == (other.seen, True)
-    plans = [plan for family in computation._families.values() for plan in family._plans]
+    plans = [
+        plan
+        for family in computation._variants._known[0].families.values()
+        for plan in family._plans
+    ]
     assert 0 < len(plans) < 4
     own = [p for p in computation.plans if not p.is_own]
     assert len(own) > 6
@@ -192,7 +196,9 @@ def test_integers_that_objects_count_may_vary():
         torch.testing.assert_close(computation(x, layer), x * 2 if n > 10 else x + 1)
         assert layer.seen == n
         assert type(layer.seen) is int
-    assert sum(len(family._plans) for family in computation._families.values()) == 1  # from 11 on
+    assert (
+        sum(len(family._plans) for family in computation._variants._known[0].families.values()) == 1
+    )  # from 11 on
 
 
 def test_gradients_go_through_containers():
@@ -398,7 +404,7 @@ def test_torch_tells_shapes_where_sizes_vary():
     for n in (5, 6, 7, 9, 11, 13, 14, 15):
         x, y = torch.randn(n, 24), torch.randn(1, n, n)
         torch.testing.assert_close(computation(x, y), function(x, y))
-    (family,) = computation._families.values()
+    (family,) = computation._variants._known[0].families.values()
     assert 0 < len(family._plans) < 4
 
 

@@ -418,6 +418,7 @@ def pure(given: Sequence[Any]) -> Any:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     kept = {t.untyped_storage()._cdata for t in given}
+    views: list[Any] = []  # of those, in other memory where tensors are fakes of them
 
     class Pure(TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(
@@ -433,6 +434,10 @@ def pure(given: Sequence[Any]) -> Any:
                 is_tensor = writes and isinstance(value, torch.Tensor)
                 if is_tensor and value.untyped_storage()._cdata in kept:
                     raise Impure("operations that return new tensors")
-            return function(*args, **named)
+            found = function(*args, **named)
+            if function.is_view and args[0].untyped_storage()._cdata in kept:
+                views.extend(results(found))
+                kept.update(t.untyped_storage()._cdata for t in views)
+            return found
 
     return Pure()

@@ -19,6 +19,7 @@ from typing import Any
 from tilecore.computing import arrays, columns, decode, grouped, long_rows, products, rows
 from tilecore.computing.fusion import Group, steps
 from tilecore.computing.graph import Node, consumers, ordered
+from tilecore.computing.held import Changing, Held
 from tilecore.computing.operands import input_of, need_elements
 from tilecore.computing.operands import reading as reading_now
 from tilecore.computing.places import (
@@ -43,6 +44,7 @@ from tilecore.computing.storage import CALLERS
 from tilecore.computing.tensor import Traced, argument, reading
 from tilecore.computing.text import Program
 from tilecore.computing.trees import Arguments, Outcome, Passed
+from tilecore.computing.variants import Variant, Variants
 from tilecore.computing.varying import Family, Layout, layouts_of
 from tilecore.errors import TypeMismatch
 from tilecore.frontend.signature import bound_call
@@ -52,7 +54,6 @@ from tilecore.runtime.memo import Memo
 from tilecore.target import parse_target
 from tilecore.torch_trace import is_traced, labelled
 
-MOST_SIZED = 128  # plans for sizes that vary: they are made in a moment, but not small
 _LOG = logging.getLogger("tilecore.computing")
 
 
@@ -71,11 +72,8 @@ class Computation:
     ) -> None:
         self.function, self.target, self.dynamic = function, target, dynamic
         self.label = labelled(self)
-        self._plans: Memo[Plan] = Memo()
-        self._sized: Memo[Plan] = Memo(MOST_SIZED)
+        self._variants = Variants(function)
         self._stages: Memo[Stage] = Memo()
-        self._families: Memo[Family] = Memo()
-        self._calls: Memo[tuple[Plan, list[tuple[str, Any]]]] = Memo(MOST_SIZED)
         self.name = getattr(function, "__name__", type(function).__name__)
         try:  # a module of torch has its parameters in ``forward``
             self._signature = inspect.signature(getattr(function, "forward", function))
@@ -101,22 +99,24 @@ class Computation:
             return torch_calls.call(self, args, kwargs)
         if reading_now():  # it is part of what is read
             return self.function(*args, **kwargs)
-        like = likeness(args, kwargs, ())
-        known = self._calls.get(like)
+        like, variant = likeness(args, kwargs, ()), self._variants.now()
+        known = variant.calls.get(like)
         if known is not None:
             plan, at = known
             tensors = {name: (args if isinstance(p, int) else kwargs)[p] for name, p in at}
             containers: Mapping[str, Any] = {}
         else:
-            bound, given = self._bound(args, kwargs)
-            tensors, containers = given.tensors, given.containers
-            if any(0 in tensor.shape for tensor in tensors.values()):
+            bound = self.bound(args, kwargs)
+            if any(0 in tensor.shape for tensor in Arguments.of(bound.arguments).tensors.values()):
                 return arrays.computed(self.function, args, kwargs)
-            plan = self._plan(bound, given)
+            plan, given, variant = self._planned(bound)
+            tensors, containers = given.tensors, given.containers
             if plan.outcome.writes and not given.are_apart(plan.outcome.writes, plan.held):
                 return self.function(*args, **kwargs)
             if like is not None and not (containers or plan.outcome.writes):
-                self._remember(like, plan, args, kwargs)
+                places = self._places(plan, args, kwargs)
+                if places is not None:
+                    variant.calls.keep(like, (plan, places))
         if _wants_gradient((*tensors.values(), *plan.held)):
             from tilecore.computing import torch_calls
 
@@ -132,24 +132,24 @@ class Computation:
         """Compute with the arguments of a call, without a gradient."""
         return self(*bound.args, **bound.kwargs)
 
-    def _remember(
-        self, like: Any, plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> None:
-        """Keep the plan for calls like this one, if they give each of its tensors by itself."""
+    def _places(
+        self, plan: Plan, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> list[tuple[str, Any]] | None:
+        """Return where a plan's tensors stand in a call; None: one is part of an argument."""
         names = list(self._signature.parameters)
         places: dict[str, Any] = {name: i for i, name in enumerate(names[: len(args)])}
         places |= {name: name for name in kwargs}
-        if all(name in places for name in plan.inputs):
-            self._calls.keep(like, (plan, [(name, places[name]) for name in plan.inputs]))
+        is_known = all(name in places for name in plan.inputs)
+        return [(name, places[name]) for name in plan.inputs] if is_known else None
 
     @property
     def plans(self) -> list[Plan]:
         """What calls so far have run."""
-        return [*self._plans.values(), *self._sized.values()]
+        return self._variants.plans
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """Return what a call would run; raises as a call does."""
-        return self._plan(*self._bound(args, kwargs))
+        return self._planned(self.bound(args, kwargs))[0]
 
     def tune(self, *args: Any, trials: int = 16, **kwargs: Any) -> Plan:
         """Measure configs of every kernel of a call on its tensors; later calls run the fastest.
@@ -164,8 +164,7 @@ class Computation:
         Raises:
             TuningFailed: no config of a kernel computes what the present one does (TC503).
         """
-        bound, given = self._bound(args, kwargs)
-        plan = self._plan(bound, given, is_own=True)
+        plan, given, variant = self._planned(self.bound(args, kwargs), is_own=True)
         tuned: set[Stage] = set()
 
         def tune(stage: Stage, tensors: Sequence[Any]) -> None:
@@ -174,7 +173,7 @@ class Computation:
                 stage.tune(tensors, trials)
 
         plan.computed(given.tensors, before=tune)
-        self._calls.clear()  # which may know another plan
+        variant.calls.clear()  # which may know another plan
         return plan
 
     def programs(self, *args: Any, **kwargs: Any) -> list[str]:
@@ -209,37 +208,45 @@ class Computation:
         """Of the addresses of tensors that kernels of the target take, in bytes."""
         return GPU_ALIGNMENT_BYTES if isinstance(parse_target(self.target), GpuTarget) else 1
 
-    def _bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Passed, Arguments]:
-        """Return the arguments of a call, and the tensors among them by their place."""
-        bound = self.bound(args, kwargs)
-        return bound, Arguments.of(bound.arguments)
+    def _planned(self, bound: Passed, is_own: bool = False) -> tuple[Plan, Arguments, Variant]:
+        """Return the plan of a call, what is passed to it, and among which plans it is kept.
 
-    def _plan(self, bound: Passed, given: Arguments, is_own: bool = False) -> Plan:
-        """Return the plan of a call; ``is_own``: with kernels for its sizes alone."""
+        ``is_own``: with kernels for its sizes alone.
+        """
+        while True:
+            variant = self._variants.now()
+            given = Arguments.of(bound.arguments, variant.containers)
+            try:
+                return self._plan(variant, bound, given, is_own), given, variant
+            except Changing as found:
+                if not self._variants.take(found.changes):
+                    raise
+
+    def _plan(self, variant: Variant, bound: Passed, given: Arguments, is_own: bool) -> Plan:
         layouts = layouts_of(given.tensors, given.numbers)
         kinds = tuple(
             (k, str(t.dtype), len(t.shape), layouts[k][1] is None) for k, t in given.tensors.items()
         )
         family = kinds, given.structure
         like = family, tuple(layouts.values())
-        found = self._plans.get(like) or self._sized.get(like)
+        found = variant.plans.get(like) or variant.sized.get(like)
         if found is None or (is_own and not found.is_own):
-            made = None if is_own else self._varying(family, bound, given, layouts)
-            found = made or self._read(bound, given, layouts)
-            (self._plans if found.is_own else self._sized).keep(like, found)
+            made = None if is_own else self._varying(variant, family, bound, given, layouts)
+            found = made or self._read(variant.held, bound, given, layouts)
+            (variant.plans if found.is_own else variant.sized).keep(like, found)
         return found
 
     def _varying(
-        self, like: Any, bound: Passed, given: Arguments,
+        self, variant: Variant, like: Any, bound: Passed, given: Arguments,
         layouts: Mapping[str, Layout],
     ) -> Plan | None:  # fmt: skip
         """Return the plan of a call whose sizes vary; None: it gets kernels for its own sizes."""
         if self.dynamic is False:
             return None
-        family = self._families.get(like)
+        family = variant.families.get(like)
         if family is None:
             family = Family(always=bool(self.dynamic))
-            self._families.keep(like, family)
+            variant.families.keep(like, family)
         found = family.plan(layouts)
         if found is not None:
             return found
@@ -248,22 +255,26 @@ class Computation:
             return None
         sizes, pattern = varying
         try:
-            plan: Plan | None = self._read(bound, given, pattern)
+            plan: Plan | None = self._read(variant.held, bound, given, pattern)
+        except Changing:
+            raise
         except Exception:  # noqa: BLE001  # it wants numbers, and errors are to tell of numbers
             _LOG.info("%s is not read with symbols", self.name, exc_info=True)
             plan = None
         if plan is None:
-            own = self._read(bound, given, layouts)
+            own = self._read(variant.held, bound, given, layouts)
             family.is_fixed = True  # of a right call
             return own
         if sizes.fixed != set(sizes.values):
             family.keep(sizes, pattern, plan)
         return plan.of(sizes.values)
 
-    def _read(self, bound: Passed, given: Arguments, layouts: Mapping[str, Layout]) -> Plan:
+    def _read(
+        self, held: Held, bound: Passed, given: Arguments, layouts: Mapping[str, Layout]
+    ) -> Plan:
         bound = bound.changed(bound.arguments)
         inputs, traced = {}, dict[str, Any]()
-        with reading(given.tensors.values()):
+        with held.watched(), reading(given.tensors.values()) as values:
             for name, tensor in given.tensors.items():
                 shape, strides = layouts[name]
                 lying = {} if strides is None else {"strides": strides}
@@ -278,6 +289,7 @@ class Computation:
                     returned, put, written, lambda v: isinstance(v, Traced)
                 )
             nodes = [r.node for r in found]
+        held.depend_on(values)
         if not found:
             raise TypeMismatch(
                 expected=f"`{self.name}` to return tensors that it computes",
@@ -323,7 +335,8 @@ class Computation:
                 readers = [] if step.root in results else users[step.root]
                 axes = wanted_order(step.root, readers)
                 stage, reads = self._stage(step, stages, places, axes)
-                made += [*_copies(places), Launch(stage, reads, step.root)]
+                launch = Launch(stage, reads, step.root, stage.program.numbers)
+                made += [*_copies(places), launch]
             elif step.kind == "call":
                 at = [places.of(node) for node in step.producers]
                 for place in at:

@@ -27,9 +27,9 @@ from tilecore.computing import calls, graph, operands
 from tilecore.computing.calls import Call, Whole
 from tilecore.computing.extents import Extent, varies
 from tilecore.computing.graph import FLOATS, Node, Shape
-from tilecore.computing.storage import HELD, View
+from tilecore.computing.storage import View, WritesHeld
 from tilecore.computing.windows import UNFILLED
-from tilecore.errors import SourceSpan, UnsupportedSyntax
+from tilecore.errors import SourceSpan, TileError, UnsupportedSyntax
 
 MOST_KEPT = 2**18  # elements of a tensor that a plan keeps rather than have it made at each call
 NUMBERS = {"zeros": 0, "ones": 1}
@@ -41,6 +41,10 @@ NAMES = (
 _CREATING = frozenset(
     getattr(of, name) for of in (torch, torch.Tensor) for name in NAMES if hasattr(of, name)
 )
+VALUES = frozenset({  # functions by which Python gets to know elements
+    "item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__array__", "__bool__",
+    "__int__", "__float__", "__index__", "__complex__", "__contains__", "__repr__", "__format__",
+})  # fmt: skip
 _COPYING = frozenset((torch.tensor, torch.as_tensor, torch.asarray))
 _PLAIN = {"dtype", "device", "size", "fill_value", "memory_format", "layout", "pin_memory",
           "start", "end", "step", "steps", "n", "m", "requires_grad"}  # fmt: skip
@@ -273,11 +277,14 @@ def _number(x: Node) -> float | None:
 
 
 class _Creating(TorchFunctionMode):  # type: ignore[misc]
-    """Has functions that create tensors return those of the computation."""
+    """Has functions that create tensors, or compute of held ones, return the computation's."""
 
-    def __init__(self, traced: Callable[[Node, Sequence[Any]], Any]) -> None:
+    def __init__(
+        self, traced: Callable[[Node, Sequence[Any]], Any], called: Callable[..., Any],
+        guarding: _Guarding,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self._traced = traced
+        self._traced, self._called, self._guarding = traced, called, guarding
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -292,7 +299,36 @@ class _Creating(TorchFunctionMode):  # type: ignore[misc]
             found = created(function.__name__, args, named, operands.caller())
             if found is not None:
                 return self._traced(found, args if function.__name__.endswith("_like") else ())
+        given = calls.results((list(args), dict(named)))
+        held = [t for t in given if not (isinstance(t, View) or self._guarding.has_made(t))]
+        if held and not any(isinstance(t, View) for t in given):
+            return self._of_held(function, args, named, held)
         return function(*args, **named)
+
+    def _of_held(
+        self, function: Any, args: Sequence[Any], named: Mapping[str, Any], held: Sequence[Any]
+    ) -> Any:
+        """Return what a function makes of tensors that are held, whose elements may change.
+
+        Views of them are tensors of torch themselves; what is computed, is so at every call.
+        """
+        name = getattr(function, "__name__", "")
+        if any(map(varies, _flat([*args, *named.values()]))):  # torch would ask for its number
+            return self._called(name, args, named, function)
+        found = function(*args, **named)
+        made = calls.results(found)
+        if name == "__get__" or not made:
+            if name in VALUES:
+                operands.depend_on(held)
+            return found
+        memories = {_memory(t) for t in calls.results((list(args), dict(named)))}
+        if all(_memory(t) in memories for t in made):
+            return found
+        try:
+            return self._called(name, args, named, function)
+        except TileError:  # of an element type that computations do not have, for one
+            operands.depend_on(held)
+            return found
 
 
 def _copied(
@@ -342,14 +378,13 @@ class _Guarding(TorchDispatchMode):  # type: ignore[misc]
                 self._made[memory] = StorageWeakRef(tensor.untyped_storage())
         return found
 
+    def has_made(self, tensor: Any) -> bool:
+        """Return whether a tensor's memory was not there before."""
+        return _memory(tensor) in self._made
+
     def _need_own(self, tensor: Any) -> None:
-        if _memory(tensor) not in self._made:
-            raise UnsupportedSyntax(
-                expected=f"a computation that changes no {HELD.removeprefix('a ')}",
-                found="an update in place", span=operands.caller(),
-                hint="compute with a clone(); a module of torch in eval() changes none, its batch "
-                "norms are of known statistics",
-            )  # fmt: skip
+        if not self.has_made(tensor):
+            raise WritesHeld([tensor], operands.caller())
 
 
 def _memory(tensor: Any) -> int:
@@ -455,7 +490,15 @@ def _extents_taken(traced: Callable[[Node, Sequence[Any]], Any]) -> Iterator[Non
 
 
 @contextmanager
-def guarded(traced: Callable[[Node, Sequence[Any]], Any]) -> Iterator[None]:
-    """Have a function read: what it creates is traced, what was there before stays as it is."""
-    with _extents_taken(traced), _Guarding(), _Creating(traced):
+def guarded(
+    traced: Callable[[Node, Sequence[Any]], Any], called: Callable[..., Any]
+) -> Iterator[None]:
+    """Have a function read: what it creates is traced, what was there before stays as it is.
+
+    Args:
+        traced: makes a tensor of the computation of a node, laid out like others.
+        called: returns what a function makes of tensors of the computation, and of held ones.
+    """
+    guarding = _Guarding()
+    with _extents_taken(traced), guarding, _Creating(traced, called, guarding):
         yield

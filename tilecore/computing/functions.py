@@ -46,25 +46,25 @@ def _unary(op: str) -> Function:
 
 
 def _binary(op: str) -> Function:
-    def function(span: SourceSpan, a: Value, b: Value) -> Value:
-        return pointwise(op, _operand(a), _operand(b), span=span)
+    def function(span: SourceSpan, input: Value, other: Value) -> Value:
+        return pointwise(op, _operand(input), _operand(other), span=span)
 
     return function
 
 
 def _sum(op: str) -> Function:
-    def function(span: SourceSpan, a: Value, b: Value, *, alpha: float = 1) -> Value:
+    def function(span: SourceSpan, input: Value, other: Value, *, alpha: float = 1) -> Value:
         if alpha != 1:
-            is_node = isinstance(b, Node)
-            b = pointwise("mul", b, float(alpha), span=span) if is_node else b * alpha
-        return pointwise(op, _operand(a), _operand(b), span=span)
+            is_node = isinstance(other, Node)
+            other = pointwise("mul", other, float(alpha), span=span) if is_node else other * alpha
+        return pointwise(op, _operand(input), _operand(other), span=span)
 
     return function
 
 
 def _comparison(op: str) -> Function:
-    def function(span: SourceSpan, a: Value, b: Value) -> Value:
-        return pointwise(op, _operand(a), _operand(b), span=span, dtype="bool")
+    def function(span: SourceSpan, input: Value, other: Value) -> Value:
+        return pointwise(op, _operand(input), _operand(other), span=span, dtype="bool")
 
     return function
 

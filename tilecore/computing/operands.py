@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from contextvars import ContextVar, Token
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -25,9 +25,11 @@ class Reading:
     Attributes:
         device: of the call's tensors; None: it passes arrays of NumPy, whose methods are not
             torch's.
+        values: tensors that the function holds whose elements decide on how it is read.
     """
 
     device: Any
+    values: list[Any] = field(default_factory=list)
 
 
 _reading: ContextVar[Reading | None] = ContextVar("reading", default=None)
@@ -57,6 +59,13 @@ def begin(tensors: Iterable[Any]) -> Token[Reading | None]:
 def end(token: Token[Reading | None]) -> None:
     """Undo ``begin``."""
     _reading.reset(token)
+
+
+def depend_on(held: Iterable[Any]) -> None:
+    """Have what is read serve while the elements of some tensors stay as they are."""
+    now = _reading.get()
+    assert now is not None
+    now.values.extend(held)
 
 
 def caller() -> SourceSpan:

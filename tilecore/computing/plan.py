@@ -116,11 +116,13 @@ class Launch:
         stage: the kernel.
         reads: where its tensors lie.
         root: what it computes.
+        numbers: extents that it gets beside them.
     """
 
     stage: Stage
     reads: Sequence[Place]
     root: Node
+    numbers: tuple[Any, ...] = ()
 
 
 @dataclass(eq=False)
@@ -190,7 +192,7 @@ class Plan:
             if isinstance(step, Launch):
                 given = [arrays.at(known, place) for place in step.reads]
                 before(step.stage, given)
-                known[step.root] = step.stage.kernel.run(*given)
+                known[step.root] = step.stage.kernel.run(*given, *step.numbers)
             elif isinstance(step, Copy):
                 known[step.node] = arrays.copied(arrays.at(known, step.source), step.node.shape)
             elif isinstance(step, Called):
@@ -243,6 +245,8 @@ def _is_fixed(node: Node) -> bool:
 
 
 def _has_extents(part: Any) -> bool:
+    if isinstance(part, Launch):
+        return any(map(varies, part.numbers))
     is_place = isinstance(part, Place)
     return is_place and any(map(varies, (part.offset, *part.shape, *part.strides)))
 
@@ -273,7 +277,8 @@ class _Sized:
             return Copy(self.node(step.node), self.place(step.source))
         reads = [self.place(place) for place in step.reads]
         if isinstance(step, Launch):
-            return Launch(step.stage, reads, self.node(step.root))
+            numbers = self._numbers(step.numbers)
+            return Launch(step.stage, reads, self.node(step.root), numbers)
         return Called(self.node(step.node), reads, step.is_in_place)
 
     def node(self, node: Node) -> Node:

@@ -7,6 +7,7 @@ when the tensor is read. What is written to a view is undone on the way back.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,22 @@ CALLERS = "a tensor of its caller's"
 HELD = "a tensor that the function holds"
 
 
+class WritesHeld(UnsupportedSyntax):
+    """A tensor that the function holds is written to: it has to be passed.
+
+    Attributes:
+        tensors: it, and those that may share memory with it.
+    """
+
+    def __init__(self, tensors: Sequence[Any], span: SourceSpan) -> None:
+        super().__init__(
+            expected=f"a computation that changes no {HELD.removeprefix('a ')}",
+            found="an update in place of one that no attribute or variable leads to", span=span,
+            hint="write x = x + 1, not x += 1; or x = x.clone() before it",
+        )  # fmt: skip
+        self.tensors = tensors
+
+
 @dataclass(eq=False)
 class Storage:
     """What tensors share.
@@ -29,6 +46,7 @@ class Storage:
         has_place: whether its strides are sure to be those of ``base``; torch may have others of
             what it computes.
         owner: whose it is, where it is not the function's.
+        held: the tensor that the function holds which it is, or may be.
         version: how often it was written to.
         kin: those that may share memory with it, which torch alone knows; itself among them.
         spoiled: where one of them was written to.
@@ -39,6 +57,7 @@ class Storage:
     has_place: bool
     owner: str
     under: Node
+    held: Any = None
     version: int = 0
     kin: list[Storage] = field(default_factory=list)
     spoiled: SourceSpan | None = None
@@ -47,11 +66,13 @@ class Storage:
     _frame: Node | None = None  # of which windows were written: a reshape, or the base
 
     @classmethod
-    def of(cls, node: Node, *, has_place: bool = False, owner: str = "") -> Storage:
+    def of(
+        cls, node: Node, *, has_place: bool = False, owner: str = "", held: Any = None
+    ) -> Storage:
         """Return that of a tensor which is no view of another one."""
         lying = {"strides": node.attrs["strides"]} if "strides" in node.attrs else {}
         base = Node("input", "storage", (), node.shape, node.dtype, lying, node.span)
-        found = cls(base, has_place, owner, node)
+        found = cls(base, has_place, owner if held is None else HELD, node, held)
         found.kin.append(found)
         return found
 
@@ -146,6 +167,9 @@ class Storage:
             UnsupportedSyntax: it is one of these (TC101).
         """
         self.need_reading()
+        held = [one.held for one in self.kin if one.held is not None]
+        if held:
+            raise WritesHeld(held, span)
         others = [one for one in self.kin if one is not self or self.owner != CALLERS]
         owner = next((one.owner for one in others if one.owner), "")
         if owner:

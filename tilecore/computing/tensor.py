@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
-from tilecore.computing import calls, views
+from tilecore.computing import calls, operands, views
 from tilecore.computing.extents import varies
 from tilecore.computing.functions import ALIASES, FUNCTIONS
 from tilecore.computing.given import (
@@ -38,7 +38,7 @@ from tilecore.computing.operands import (
     is_tensor,
     need_elements,
 )
-from tilecore.computing.storage import CALLERS, HELD, Storage, View
+from tilecore.computing.storage import CALLERS, Storage, View
 from tilecore.errors import SourceSpan, TileError, TypeMismatch, UnsupportedSyntax
 
 # Of NumPy's functions (its ufuncs apart) those that mean what torch's of that name do.
@@ -64,14 +64,19 @@ LAID = ("matmul", "linear", "addmm")  # ... and as rows, whatever it was given
 
 
 @contextmanager
-def reading(tensors: Iterable[Any]) -> Iterator[None]:
-    """Have a function read that is called with some tensors."""
+def reading(tensors: Iterable[Any]) -> Iterator[list[Any]]:
+    """Have a function read that is called with some tensors.
+
+    Those that it holds are yielded whose elements decided on how it was read.
+    """
     token = begin(tensors)
     from tilecore.computing import creation  # which needs torch
 
+    now = operands.reading()
+    assert now is not None
     try:
-        with creation.guarded(_new):
-            yield
+        with creation.guarded(_new, _called_of_held):
+            yield now.values
     finally:
         end(token)
 
@@ -392,7 +397,7 @@ def _clone(x: Traced, kwargs: Mapping[str, Any]) -> Traced:
 def _viewed(bare: str, x: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return views; a copy where torch has to make one; what may be both where only it knows."""
     if not isinstance(x, Traced):
-        x = Traced(Storage.of(node_of(x), owner=HELD))
+        x = Traced(Storage.of(node_of(x), held=x))
     need_elements(x.seen)
     own, span = ALIASES.get(bare, bare), caller()
     found = _computed(own, (x.seen, *args), kwargs, span)
@@ -428,6 +433,14 @@ def _created(bare: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Trace
     return None if found is None else _new(found, args if bare.endswith("_like") else ())
 
 
+def _called_of_held(
+    name: str, args: Sequence[Any], kwargs: Mapping[str, Any], function: Callable[..., Any]
+) -> Any:
+    """Return what a function makes of tensors that are held."""
+    held = [Traced(Storage.of(node_of(a), held=a)) if is_tensor(a) else a for a in args]
+    return called(name, held, kwargs, function)
+
+
 def _new(node: Node, given: Sequence[Any] = ()) -> Traced:
     """Return a tensor that was created, maybe laid out like others."""
     return Traced(Storage.of(node, has_place=all(map(is_dense, given[:1]))))
@@ -456,8 +469,8 @@ def _traced(found: Any, own: str, given: Sequence[Any], may_be_same: bool) -> An
             has_place = lie_dense and is_plain and node.attrs["is_dense"]
         else:
             has_place = lie_dense or own in LAID or (own in ("cat", "stack") and is_plain)
-        is_held = source is not None and "held" in source.attrs
-        found = Storage.of(node, has_place=has_place, owner=HELD if is_held else "")
+        held = None if source is None else source.attrs.get("held")
+        found = Storage.of(node, has_place=has_place, held=held)
         for owner in owners:
             found.join(owner.memory)
         return Traced(found)

@@ -75,6 +75,7 @@ class Program:
         inputs: its tensors but the last, which is the result.
         space: values to choose from, by knob.
         sample: the text for the sizes at hand, where those of ``text`` vary.
+        numbers: extents that it gets as numbers, after its inputs.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Program:
     inputs: tuple[Parameter, ...]
     space: Mapping[str, tuple[int, ...]]
     sample: str
+    numbers: tuple[Extent, ...] = ()
 
 
 class Names:
@@ -218,29 +220,41 @@ def program(
         helpers: text of functions that the body calls.
     """
     out = Parameter("out", group.root, Place(group.root, 0, output, row_major(output)))
-    arguments = "".join(f"        {p.name}: {p.annotation},\n" for p in (*names.inputs, out))
-    top = f"    @T.prim_func\n    def {name}_program(\n{arguments}    ):\n"
     end = f"{body}\n    return {name}_program\n"
     head = (
         "import tilecore as tilelang\nimport tilecore.language as T\n\n\n"
         f"{helpers}@tilelang.jit(out_idx=[-1])\ndef {name}({knobs}):\n"
     )
+
+    def top(numbers: Sequence[str] = ()) -> str:
+        given = [f"{p.name}: {p.annotation}" for p in names.inputs]
+        given += [*(f"{number}: T.int64" for number in numbers), f"{out.name}: {out.annotation}"]
+        arguments = "".join(f"        {argument},\n" for argument in given)
+        return f"    @T.prim_func\n    def {name}_program(\n{arguments}    ):\n"
+
     given = [n for p in names.inputs for n in (*p.place.shape, *p.place.strides)]
-    extents = [n for n in (*given, *output) if varies(n)]
+    operands = [a for node in group.members for a in node.args]
+    extents = [n for n in (*given, *output, *operands) if varies(n)]
     if not extents:
-        text = head + top + end
+        text = head + top() + end
         return Program(name, text, names.inputs, space or {}, text)
     sizes = extents[0].sizes
-    symbols = _symbols(sizes, [n for n in given if varies(n)], top + end)
+    symbols = _symbols(sizes, [n for n in given if varies(n)])
+    numbers = [name for n in operands if varies(n) for name in n.missing(symbols)]
     own = dict.fromkeys(symbol for symbol in symbols.values() if isinstance(symbol, str))
+    symbols |= {name: name for name in numbers}
+    for extent in sizes.within(top() + end):
+        symbols |= {name: sizes.fix(name) for name in extent.missing(symbols)}
     head += "".join(f"    {symbol} = T.dynamic({symbol!r})\n" for symbol in own) + "\n" * bool(own)
     bounds = "".join(
         f"        T.assume({symbol} >= {least})\n        T.assume({symbol} <= {most})\n"
         for symbol, (least, most) in _ranges(sizes, symbols).items()
     )
-    text = head + sizes.written(top, symbols) + bounds + sizes.written(end, symbols)
-    sample = head + sizes.written(top + end)
-    return Program(name, text, names.inputs, space or {}, sample)
+    numbers = list(dict.fromkeys(numbers))
+    text = head + sizes.written(top(numbers), symbols) + bounds + sizes.written(end, symbols)
+    sample = head + sizes.written(top() + end)
+    arguments = tuple(Extent(sizes, {(number,): 1}) for number in numbers)
+    return Program(name, text, names.inputs, space or {}, sample, arguments)
 
 
 def _ranges(sizes: Sizes, symbols: Mapping[str, str | int]) -> dict[str, tuple[int, int]]:
@@ -255,12 +269,12 @@ def _ranges(sizes: Sizes, symbols: Mapping[str, str | int]) -> dict[str, tuple[i
     return found
 
 
-def _symbols(sizes: Sizes, given: Sequence[Extent], text: str) -> dict[str, str | int]:
-    """Return by what a program names the symbols of its text, and products of them.
+def _symbols(sizes: Sizes, given: Sequence[Extent]) -> dict[str, str | int]:
+    """Return by what a program names symbols, and products of them.
 
     Symbols are what its tensors' extents and strides are multiples of; where a tensor has a product
-    of several, that is one of the program's. What does not follow from the tensors is a number,
-    and a plan for sizes with that number alone.
+    of several, that is one of the program's. Others that it multiplies or adds are arguments of it;
+    what it needs beside is a number, and a plan for sizes with that number alone.
     """
     found: dict[str, str | int] = {name: sizes.values[name] for name in sorted(sizes.fixed)}
     products = []
@@ -276,9 +290,6 @@ def _symbols(sizes: Sizes, given: Sequence[Extent], text: str) -> dict[str, str 
         if any(f not in found for f in factors):
             count = len(sizes.values) + len(found)
             found.setdefault(" * ".join(factors), f"n{count}")
-    for extent in sizes.within(text):
-        for missing in extent.missing(found):
-            found[missing] = sizes.fix(missing)
     return found
 
 

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import fake_tensor_tls
 
 from tilecore.computing import arrays
 from tilecore.computing.calls import Impure, pure
+from tilecore.computing.held import Changing, Held, Taken
 from tilecore.computing.plan import Plan
 from tilecore.computing.trees import (
     Arguments,
@@ -212,10 +213,11 @@ class _Operator:
         bound = _replaced(self.bound, tensors)
         containers = Arguments.of(bound.arguments)
         before = containers.items()
+        held = Held(self.computation.function, Taken())
         try:
-            with pure(tensors):
+            with held.watched(), pure([*tensors, *held.tensors]):
                 found = by_torch(self.computation, bound)
-        except Impure:
+        except (Impure, Changing):
             raise _changing() from None
         finally:
             fake_tensor_tls.allow_non_fake_inputs_override = before
@@ -233,7 +235,7 @@ class _Operator:
 
 def _changing() -> UnsupportedSyntax:
     return UnsupportedSyntax(
-        expected="a computation that changes nothing it is given, where torch compiles",
+        expected="a computation that changes nothing it is given or holds, where torch compiles",
         found="an update in place",
         hint="call it outside of what torch compiles, or return what is new",
     )

@@ -18,6 +18,7 @@ from typing import Any
 
 from tilecore.computing import arrays
 from tilecore.computing.calls import INPUTS
+from tilecore.computing.cells import Cells
 from tilecore.computing.extents import Extent, at
 from tilecore.computing.operands import is_tensor
 from tilecore.errors import TypeMismatch
@@ -47,16 +48,20 @@ def is_object(value: Any) -> bool:
 
 
 def items_of(container: Any) -> Items:
-    """Return what a list, a dict or an object holds."""
+    """Return what a list, a dict, an object or cells hold."""
     if isinstance(container, list):
         return dict(enumerate(container))
+    if isinstance(container, Cells):
+        return container.items()
     return dict(container if isinstance(container, dict) else vars(container))
 
 
 def fill(container: Any, items: Items) -> None:
-    """Have a list, a dict or an object hold some items and nothing else."""
+    """Have a list, a dict, an object or cells hold some items and nothing else."""
     if isinstance(container, list):
         container[:] = items.values()
+    elif isinstance(container, Cells):
+        container.fill(items)
     elif isinstance(container, dict):
         for key in container.keys() - items.keys():
             del container[key]
@@ -139,8 +144,12 @@ class Arguments:
     structure: Any = ()
 
     @classmethod
-    def of(cls, arguments: Mapping[str, Any]) -> Arguments:
+    def of(
+        cls, arguments: Mapping[str, Any], held: Mapping[str, Any] = MappingProxyType({})
+    ) -> Arguments:
         """Return those of a call, by the function's parameters.
+
+        ``held``: containers that are passed beside them, though no parameter has them.
 
         Raises:
             TypeMismatch: one of them has no value to compare (TC202).
@@ -148,7 +157,9 @@ class Arguments:
         found = cls()
         known: dict[int, str] = {}
         parts = [
-            (name, found._taken(value, name, known, False)) for name, value in arguments.items()
+            (name, found._taken(value, name, known, in_object))
+            for values, in_object in ((arguments, False), (held, True))
+            for name, value in values.items()
         ]
         found.structure = tuple(parts)
         return found
@@ -166,7 +177,7 @@ class Arguments:
         if isinstance(value, tuple):
             parts = enumerate(value)
             return kind, *(self._taken(v, f"{place}.{i}", known, in_object) for i, v in parts)
-        is_own = is_object(value)
+        is_own = is_object(value)  # as cells are
         if is_own or isinstance(value, list | dict):
             if id(value) in known:
                 return "again", known[id(value)]
@@ -452,6 +463,10 @@ class Outcome:
             parts = {k: building.value(form) for k, form in effect.parts.items()}
             if isinstance(container, list):
                 fill(container, parts)
+                continue
+            if isinstance(container, Cells):
+                kept = {k: v for k, v in container.items().items() if k not in effect.gone}
+                container.fill(kept | parts)
                 continue
             state = container if isinstance(container, dict) else vars(container)
             for key in effect.gone:

@@ -17,7 +17,7 @@ from tilecore.computing.functions import ALIASES, FUNCTIONS
 from tilecore.computing.given import is_plain, node_of, nodes_of, numbered
 from tilecore.computing.graph import Node
 from tilecore.computing.operands import is_tensor
-from tilecore.computing.storage import CALLERS, HELD
+from tilecore.computing.storage import CALLERS, WritesHeld
 from tilecore.computing.tensor import Traced, called
 from tilecore.computing.windows import Filled
 from tilecore.errors import ShapeMismatch, SourceSpan, TileError, TypeMismatch, UnsupportedSyntax
@@ -50,11 +50,7 @@ def by_name(
     """
     x, base = args[0], name[1:] if name in OPERATORS else name.removesuffix("_")
     if not isinstance(x, Traced):
-        raise UnsupportedSyntax(
-            expected=f"a computation that changes no {HELD.removeprefix('a ')}",
-            found="an update in place", span=span,
-            hint="compute with a clone(), or with torch.zeros_like(...) and what is written to it",
-        )  # fmt: skip
+        raise WritesHeld([x], span)
     x.memory.need_own(span)
     if x.memory.owner == CALLERS and base in (*OF_VIEWS, "requires_grad", "detach"):
         raise UnsupportedSyntax(
