@@ -107,9 +107,10 @@ class Computation:
             containers: Mapping[str, Any] = {}
         else:
             bound = self.bound(args, kwargs)
-            if any(0 in tensor.shape for tensor in Arguments.of(bound.arguments).tensors.values()):
+            given = Arguments.of(bound.arguments, variant.containers)
+            if any(0 in tensor.shape for tensor in given.tensors.values()):
                 return arrays.computed(self.function, args, kwargs)
-            plan, given, variant = self._planned(bound)
+            plan, given, variant = self._planned(variant, bound, given)
             tensors, containers = given.tensors, given.containers
             if plan.outcome.writes and not given.are_apart(plan.outcome.writes, plan.held):
                 return self.function(*args, **kwargs)
@@ -149,7 +150,7 @@ class Computation:
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """Return what a call would run; raises as a call does."""
-        return self._planned(self.bound(args, kwargs))[0]
+        return self._planned(*self._passed(args, kwargs))[0]
 
     def tune(self, *args: Any, trials: int = 16, **kwargs: Any) -> Plan:
         """Measure configs of every kernel of a call on its tensors; later calls run the fastest.
@@ -164,7 +165,7 @@ class Computation:
         Raises:
             TuningFailed: no config of a kernel computes what the present one does (TC503).
         """
-        plan, given, variant = self._planned(self.bound(args, kwargs), is_own=True)
+        plan, given, variant = self._planned(*self._passed(args, kwargs), is_own=True)
         tuned: set[Stage] = set()
 
         def tune(stage: Stage, tensors: Sequence[Any]) -> None:
@@ -208,19 +209,28 @@ class Computation:
         """Of the addresses of tensors that kernels of the target take, in bytes."""
         return GPU_ALIGNMENT_BYTES if isinstance(parse_target(self.target), GpuTarget) else 1
 
-    def _planned(self, bound: Passed, is_own: bool = False) -> tuple[Plan, Arguments, Variant]:
+    def _passed(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Variant, Passed, Arguments]:
+        """Return which plans serve a call, its arguments, and the tensors among all it passes."""
+        variant, bound = self._variants.now(), self.bound(args, kwargs)
+        return variant, bound, Arguments.of(bound.arguments, variant.containers)
+
+    def _planned(
+        self, variant: Variant, bound: Passed, given: Arguments, is_own: bool = False
+    ) -> tuple[Plan, Arguments, Variant]:
         """Return the plan of a call, what is passed to it, and among which plans it is kept.
 
         ``is_own``: with kernels for its sizes alone.
         """
         while True:
-            variant = self._variants.now()
-            given = Arguments.of(bound.arguments, variant.containers)
             try:
                 return self._plan(variant, bound, given, is_own), given, variant
             except Changing as found:
                 if not self._variants.take(found.changes):
                     raise
+                variant = self._variants.now()
+                given = Arguments.of(bound.arguments, variant.containers)
 
     def _plan(self, variant: Variant, bound: Passed, given: Arguments, is_own: bool) -> Plan:
         layouts = layouts_of(given.tensors, given.numbers)
