@@ -330,6 +330,29 @@ def test_it_is_read_again_where_it_could_be_another(change, readings):
     assert next(engine.readings) == readings
 
 
+def test_python_decides_by_elements_that_are_held():
+    mask, scale = torch.tensor([1.0, 2.0, 0.0]), torch.tensor(2.0)
+
+    def function(x):
+        y = x * scale.item() + mask * 2
+        return y.exp() if bool((mask > 1).any()) and mask.sum() < 4 else y
+
+    computation, x = tilecore.compute(function), torch.randn(3)
+    for change in (
+        lambda: None,
+        lambda: mask.mul_(0.5),
+        lambda: scale.fill_(3.0),
+        lambda: mask.mul_(4),
+        lambda: mask.zero_(),
+    ):
+        change()
+        for _ in range(2):
+            alike(computation(x), function(x))
+    assert len(computation.plans) == 1
+    with pytest.raises(UnsupportedSyntax, match="do not depend on elements"):
+        tilecore.compute(lambda x: x if (x * mask).sum() > 1 else -x)(x)
+
+
 def test_plans_of_old_weights_are_dropped():
     module = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(20)])
     computation, x = tilecore.compute(module), torch.randn(3, 4)

@@ -41,7 +41,7 @@ from tilecore.computing.plan import (
     written_in_place,
 )
 from tilecore.computing.storage import CALLERS
-from tilecore.computing.tensor import Traced, argument, reading
+from tilecore.computing.tensor import Deciding, Traced, argument, reading
 from tilecore.computing.text import Program
 from tilecore.computing.trees import Arguments, Outcome, Passed
 from tilecore.computing.variants import Variant, Variants
@@ -282,9 +282,20 @@ class Computation:
     def _read(
         self, held: Held, bound: Passed, given: Arguments, layouts: Mapping[str, Layout]
     ) -> Plan:
+        """Return a plan for some layouts, whose kernels are built."""
+        try:
+            return self._read_once(held, bound, given, layouts, settles=False)
+        except Deciding:
+            return self._read_once(held, bound, given, layouts, settles=True)
+
+    def _read_once(
+        self, held: Held, bound: Passed, given: Arguments, layouts: Mapping[str, Layout],
+        settles: bool,
+    ) -> Plan:  # fmt: skip
+        """Return a plan; ``settles``: what is computed of held tensors is known by now."""
         bound = bound.changed(bound.arguments)
         inputs, traced = {}, dict[str, Any]()
-        with held.watched(), reading(given.tensors.values()) as values:
+        with held.watched(), reading(given.tensors.values(), settles) as values:
             for name, tensor in given.tensors.items():
                 shape, strides = layouts[name]
                 lying = {} if strides is None else {"strides": strides}

@@ -310,8 +310,13 @@ class _Creating(TorchFunctionMode):  # type: ignore[misc]
     ) -> Any:
         """Return what a function makes of tensors that are held, whose elements may change.
 
-        Views of them are tensors of torch themselves; what is computed, is so at every call.
+        Views of them are tensors of torch themselves; what is computed, is so at every call, but
+        where the reading settles it.
         """
+        now = operands.reading()
+        if now is not None and now.settles:
+            operands.depend_on(held)
+            return function(*args, **named)
         name = getattr(function, "__name__", "")
         if any(map(varies, _flat([*args, *named.values()]))):  # torch would ask for its number
             return self._called(name, args, named, function)

@@ -25,10 +25,13 @@ class Reading:
     Attributes:
         device: of the call's tensors; None: it passes arrays of NumPy, whose methods are not
             torch's.
+        settles: whether what is computed of tensors that the function holds is known by now, since
+            Python decides by it.
         values: tensors that the function holds whose elements decide on how it is read.
     """
 
     device: Any
+    settles: bool = False
     values: list[Any] = field(default_factory=list)
 
 
@@ -46,14 +49,14 @@ def device() -> Any:
     return None if now is None else now.device
 
 
-def begin(tensors: Iterable[Any]) -> Token[Reading | None]:
+def begin(tensors: Iterable[Any], settles: bool) -> Token[Reading | None]:
     """Have a function read that is called with some tensors, until the token is reset."""
     import torch
 
     known = list(tensors)
     found = next((t.device for t in known if isinstance(t, torch.Tensor)), torch.device("cpu"))
     is_numpy = any(isinstance(t, np.ndarray) for t in known)
-    return _reading.set(Reading(None if is_numpy else found))
+    return _reading.set(Reading(None if is_numpy else found, settles))
 
 
 def end(token: Token[Reading | None]) -> None:

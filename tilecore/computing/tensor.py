@@ -29,7 +29,7 @@ from tilecore.computing.given import (
     says_correction,
     tensors_of,
 )
-from tilecore.computing.graph import FLOATS, Node
+from tilecore.computing.graph import FLOATS, Node, ordered
 from tilecore.computing.operands import (
     begin,
     caller,
@@ -64,12 +64,13 @@ LAID = ("matmul", "linear", "addmm")  # ... and as rows, whatever it was given
 
 
 @contextmanager
-def reading(tensors: Iterable[Any]) -> Iterator[list[Any]]:
+def reading(tensors: Iterable[Any], settles: bool = False) -> Iterator[list[Any]]:
     """Have a function read that is called with some tensors.
 
-    Those that it holds are yielded whose elements decided on how it was read.
+    Those that it holds are yielded whose elements decided on how it was read: all of which
+    something is computed, if it ``settles``.
     """
-    token = begin(tensors)
+    token = begin(tensors, settles)
     from tilecore.computing import creation  # which needs torch
 
     now = operands.reading()
@@ -79,6 +80,10 @@ def reading(tensors: Iterable[Any]) -> Iterator[list[Any]]:
             yield now.values
     finally:
         end(token)
+
+
+class Deciding(UnsupportedSyntax):
+    """Python decides by what is computed of tensors that the function holds."""
 
 
 class Traced(View):
@@ -135,7 +140,8 @@ class Traced(View):
     def elements(self) -> Any:
         """A tensor of torch with its elements, where no argument decides on them."""
         if not calls.is_constant(self.node):
-            raise UnsupportedSyntax(
+            is_of_held = all(n.kind != "input" or "held" in n.attrs for n in ordered([self.node]))
+            raise (Deciding if is_of_held else UnsupportedSyntax)(
                 expected="a computation whose steps do not depend on elements",
                 found="a tensor where Python decides", span=caller(),
                 hint="use torch.where(condition, a, b)",
