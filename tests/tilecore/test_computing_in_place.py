@@ -46,6 +46,7 @@ def of(statements):
     return names["function"]
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize(
     "statements",
     [

@@ -54,6 +54,7 @@ def tensors(m, n, k, dtype, codes, transposed):
     return [a, w, s], exact
 
 
+@pytest.mark.covering("dtype m", "codes m", "transposed m")
 @pytest.mark.parametrize("transposed", [True, False])
 @pytest.mark.parametrize("codes", ["int8", "uint8"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])

@@ -243,6 +243,7 @@ def resampled(scale, n, size, dtype="float32", back=False):
     return main
 
 
+@pytest.mark.covering("scale back")
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", ["float32", "int32", "uint32"])
 @pytest.mark.parametrize("back", [False, True])

@@ -37,6 +37,7 @@ def exact(x, reverse, dim):
     return np.flip(sums, dim) if reverse else sums
 
 
+@pytest.mark.covering("n")
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("n", [1, 7, 16, 31, 64, 133])

@@ -414,6 +414,7 @@ def test_tiles_of_resident_blocks_are_seen_to_lie_in_their_tensors(rows):
 OWN = "C_tile: each warpgroup stores its own rows and waits for no other one"
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("sizes", "block", "threads", "is_own"),
     [
