@@ -313,7 +313,7 @@ class Engine:
         (lambda e, n: e.history.append(n), 1),  # which no code of the function names
         (lambda e, n: setattr(e, "unknown", n), 1),
         (lambda e, n: setattr(e, "factor", float("2.0")), 1),
-        (lambda e, n: setattr(e, "factor", 2.0 + n % 2), 2),
+        (lambda e, n: setattr(e, "factor", 2.0 + n % 2), 3),  # from then on it is passed
         (lambda e, n: setattr(e, "w", torch.randn(4)), 2),  # it is passed from then on
         (lambda e, n: e.w.add_(1), 1),
         (lambda e, n: setattr(e, "step", n + 2), 5),  # 2, 3, 4, then from 4 and from 8 on

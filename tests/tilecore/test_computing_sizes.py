@@ -121,6 +121,15 @@ def test_one_kernel_serves_what_lies_between_two_powers_of_2():
     assert kernels[65] is kernels[100] is kernels[127]
 
 
+def test_extents_that_are_alike_and_their_mean():
+    """The extent by which a sum is divided was taken for an argument of the kernel."""
+    found = tilecore.compute(lambda x: x.mean(1))
+    for rows, columns in ((2, 14), (5, 5), (2, 15), (6, 19), (6, 6), (3, 9)):
+        x = R(rows, columns, 40)
+        compared(found(x), x.double().mean(1), 1e-5)
+    assert not found.plan(R(6, 6, 40)).is_own
+
+
 def test_what_varies_is_learned_from_the_calls():
     readings = itertools.count()
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tilecore.computing import arrays, columns, decode, grouped, long_rows, products, rows
+from tilecore.computing.extents import varies
 from tilecore.computing.fusion import Group, steps
 from tilecore.computing.graph import Node, consumers, ordered
 from tilecore.computing.held import Changing, Held
@@ -41,7 +42,7 @@ from tilecore.computing.plan import (
     written_in_place,
 )
 from tilecore.computing.storage import CALLERS
-from tilecore.computing.tensor import Deciding, Traced, argument, reading
+from tilecore.computing.tensor import Deciding, Traced, argument, need_tensors, reading, real
 from tilecore.computing.text import Program
 from tilecore.computing.trees import Arguments, Outcome, Passed
 from tilecore.computing.variants import Variant, Variants
@@ -260,24 +261,26 @@ class Computation:
         found = family.plan(layouts)
         if found is not None:
             return found
-        varying = family.symbols(layouts)
-        if varying is None:
-            return None
-        sizes, pattern = varying
-        try:
-            plan: Plan | None = self._read(variant.held, bound, given, pattern)
-        except Changing:
-            raise
-        except Exception:  # noqa: BLE001  # it wants numbers, and errors are to tell of numbers
-            _LOG.info("%s is not read with symbols", self.name, exc_info=True)
-            plan = None
-        if plan is None:
-            own = self._read(variant.held, bound, given, layouts)
-            family.is_fixed = True  # of a right call
-            return own
-        if sizes.fixed != set(sizes.values):
-            family.keep(sizes, pattern, plan)
-        return plan.of(sizes.values)
+        while True:
+            varying = family.symbols(layouts)
+            if varying is None:
+                return None
+            sizes, pattern = varying
+            try:
+                plan = self._read(variant.held, bound, given, pattern)
+            except Changing:
+                raise
+            except Exception:  # noqa: BLE001  # it wants numbers, and errors are to tell of numbers
+                _LOG.info("%s is not read with symbols", self.name, exc_info=True)
+            else:
+                if sizes.fixed != set(sizes.values):
+                    family.keep(sizes, pattern, plan)
+                return plan.of(sizes.values)
+            if not any(isinstance(value, float) for value in sizes.values.values()):
+                own = self._read(variant.held, bound, given, layouts)
+                family.is_fixed = True  # of a right call
+                return own
+            family.has_reals = False  # but sizes may vary
 
     def _read(
         self, held: Held, bound: Passed, given: Arguments, layouts: Mapping[str, Layout]
@@ -301,7 +304,10 @@ class Computation:
                 lying = {} if strides is None else {"strides": strides}
                 inputs[name] = input_of(name, tensor, shape, **lying)
                 traced[name] = argument(inputs[name])
-            traced |= {name: layouts[name][0][0] for name in given.numbers}
+            for name, number in given.numbers.items():
+                value = layouts[name][0][0]
+                is_real = isinstance(number, float) and varies(value)
+                traced[name] = real(value) if is_real else value
             with given.replaced(bound.arguments, traced) as put:
                 returned = self.function(*bound.args, **bound.kwargs)
                 tensors = {k: t for k, t in traced.items() if isinstance(t, Traced)}
@@ -310,6 +316,7 @@ class Computation:
                     returned, put, written, lambda v: isinstance(v, Traced)
                 )
             nodes = [r.node for r in found]
+            need_tensors(nodes)
         held.depend_on(values)
         if not found:
             raise TypeMismatch(

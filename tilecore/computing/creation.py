@@ -148,6 +148,15 @@ OTHERS: Mapping[str, Callable[..., Node | None]] = MappingProxyType(
 )
 
 
+def real(value: Extent, span: SourceSpan) -> Node:
+    """Return a tensor of one number, a float that varies."""
+    found = _made("full", ((), value), (), torch.float32, span)
+    assert found is not None
+    return Node(
+        found.kind, found.op, found.args, (), found.dtype, {**found.attrs, "is_real": True}, span
+    )
+
+
 def _made(
     name: str, args: tuple[Any, ...], shape: Shape, dtype: Any, span: SourceSpan
 ) -> Node | None:

@@ -27,7 +27,7 @@ class Sizes:
     """
 
     def __init__(self) -> None:
-        self.values: dict[str, int] = {}
+        self.values: dict[str, Any] = {}
         self.ranges: dict[str, tuple[int, int]] = {}
         self.fixed: set[str] = set()
         self.parts: dict[str, tuple[str, Any, Any]] = {}  # quotients and remainders, by text
@@ -49,6 +49,12 @@ class Sizes:
 
     def step(self, value: int) -> Extent:
         """Return a symbol of its own, for a stride."""
+        name = f"n{len(self.values)}"
+        self.values[name] = value
+        return Extent(self, {(name,): 1})
+
+    def real(self, value: float) -> Extent:
+        """Return a symbol for a float: what a tensor of one number is filled with."""
         name = f"n{len(self.values)}"
         self.values[name] = value
         return Extent(self, {(name,): 1})
@@ -82,7 +88,7 @@ class Sizes:
 
     def fix(self, symbol: str) -> int:
         """Assume that a symbol is what it is now; return that."""
-        value = self.values[symbol]
+        value: int = self.values[symbol]
         self.assume(f"{symbol} == {value}")
         self.fixed.add(symbol)
         return value

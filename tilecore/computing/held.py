@@ -45,7 +45,8 @@ class Change:
     def can_vary(self) -> bool:
         """Whether one plan may serve both."""
         values = self.before, self.now
-        return all(map(is_tensor, values)) or all(type(v) is int for v in values)
+        kinds = {type(v) for v in values}
+        return all(map(is_tensor, values)) or kinds in ({int}, {float})
 
     @property
     def is_of_tensors(self) -> bool:

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tilecore.computing import calls, operands, views
-from tilecore.computing.extents import varies
+from tilecore.computing.extents import Extent, varies
 from tilecore.computing.functions import ALIASES, FUNCTIONS
 from tilecore.computing.given import (
     converted_to,
@@ -291,6 +291,31 @@ setattr(Traced, "__hash__", object.__hash__)  # noqa: B010 (an __eq__ of its own
 def argument(node: Node) -> Traced:
     """Return a tensor that a call passes: what the function writes to it, the call writes."""
     return Traced(Storage.of(node, has_place=device() is not None, owner=CALLERS))
+
+
+def real(value: Extent) -> Traced:
+    """Return what a float is read as that varies: a tensor of one number.
+
+    Raises:
+        UnsupportedSyntax: the call passes arrays of NumPy, whose functions know no such tensor.
+    """
+    if device() is None:
+        raise UnsupportedSyntax(expected="a float that does not vary", found="one of NumPy's call")
+    from tilecore.computing import creation
+
+    return Traced(Storage.of(creation.real(value, caller()), has_place=True))
+
+
+def need_tensors(nodes: Sequence[Node]) -> None:
+    """Refuse results that are floats: what is read as a tensor of one number is none at the call.
+
+    Raises:
+        UnsupportedSyntax: there is one (TC101).
+    """
+    for node in nodes:
+        of = ordered([node])
+        if any("is_real" in n.attrs for n in of) and not any(n.kind == "input" for n in of):
+            raise UnsupportedSyntax(expected="a float that does not vary", found="one as a result")
 
 
 def called(

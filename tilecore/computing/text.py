@@ -240,17 +240,22 @@ def program(
         return Program(name, text, names.inputs, space or {}, text)
     sizes = extents[0].sizes
     symbols = _symbols(sizes, [n for n in given if varies(n)])
+
+    def fix(text: str) -> None:
+        for extent in sizes.within(text):
+            symbols.update((name, sizes.fix(name)) for name in extent.missing(symbols))
+
+    fix(top())
     numbers = [name for n in operands if varies(n) for name in n.missing(symbols)]
+    numbers = list(dict.fromkeys(numbers))
     own = dict.fromkeys(symbol for symbol in symbols.values() if isinstance(symbol, str))
     symbols |= {name: name for name in numbers}
-    for extent in sizes.within(top() + end):
-        symbols |= {name: sizes.fix(name) for name in extent.missing(symbols)}
+    fix(end)
     head += "".join(f"    {symbol} = T.dynamic({symbol!r})\n" for symbol in own) + "\n" * bool(own)
     bounds = "".join(
         f"        T.assume({symbol} >= {least})\n        T.assume({symbol} <= {most})\n"
         for symbol, (least, most) in _ranges(sizes, symbols).items()
     )
-    numbers = list(dict.fromkeys(numbers))
     text = head + sizes.written(top(numbers), symbols) + bounds + sizes.written(end, symbols)
     sample = head + sizes.written(top() + end)
     arguments = tuple(Extent(sizes, {(number,): 1}) for number in numbers)

@@ -133,13 +133,13 @@ class Arguments:
 
     Attributes:
         tensors: by their place, such as ``cache.layers.0.keys``.
-        numbers: integers that objects hold, by their place; they may vary as sizes do.
+        numbers: integers that objects hold, and floats, by their place; they may vary as sizes do.
         containers: lists, dicts and objects, by their place.
         structure: what tells these arguments from others, whatever their tensors and numbers are.
     """
 
     tensors: dict[str, Any] = field(default_factory=dict)
-    numbers: dict[str, int] = field(default_factory=dict)
+    numbers: dict[str, int | float] = field(default_factory=dict)
     containers: dict[str, Any] = field(default_factory=dict)
     structure: Any = ()
 
@@ -187,9 +187,9 @@ class Arguments:
                 (k, self._taken(v, f"{place}.{k}", known, in_object or is_own))
                 for k, v in items_of(value).items()
             )
-        if in_object and kind is int:
+        if (in_object and kind is int) or kind is float:
             self.numbers[place] = value
-            return "number"
+            return "number", kind
         try:
             hash(value)
         except TypeError:

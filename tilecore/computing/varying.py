@@ -19,7 +19,7 @@ MOST_PLANS = 64
 Layout = tuple[tuple[Any, ...], tuple[Any, ...] | None]  # shape and strides of a tensor
 
 
-def layouts_of(tensors: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, Layout]:
+def layouts_of(tensors: Mapping[str, Any], numbers: Mapping[str, float]) -> dict[str, Layout]:
     """Return the shapes and strides of tensors; no strides: row-major, or made so.
 
     ``numbers`` may vary as well: each is an extent of a tensor that is none.
@@ -37,10 +37,12 @@ class Family:
     Attributes:
         always: whether all extents vary, from the first call on.
         is_fixed: whether the function cannot be read with symbols: it is not tried again.
+        has_reals: whether floats may vary, or the function cannot be read with symbols of those.
     """
 
     always: bool = False
     is_fixed: bool = False
+    has_reals: bool = True
     _first: Mapping[str, Layout] | None = None
     _count: int = 0
     _varying: set[tuple[str, int, int]] = field(default_factory=set)  # name, shape or strides, axis
@@ -82,8 +84,14 @@ class Family:
         if numbers is None:
             return None
         made = sizes.step if part else sizes.symbol
+
+        def symbol(n: Any) -> Any:
+            if isinstance(n, float):
+                return sizes.real(n) if self.has_reals else n
+            return made(n) if n > 1 else n
+
         return tuple(
-            made(n) if n > 1 and (name, part, axis) in self._varying else n
+            symbol(n) if (name, part, axis) in self._varying else n
             for axis, n in enumerate(numbers)
         )
 
