@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import tilecore
+from tilecore.computing.plan import Launch
 
 VALUES = (0.1, 0.2, -0.3, 0.4, 0.5, 0.25)
 
@@ -70,6 +71,15 @@ def test_sizes_vary_where_floats_do_not():
         torch.testing.assert_close(computation(x, t), torch.add(x.exp(), x, alpha=t))
     plans = [computation.plan(torch.rand(n, 8), 0.5) for n in (12, 13, 14)]
     assert not any(plan.is_own for plan in plans)
+
+
+def test_floats_that_do_not_vary_are_numbers_in_kernels():
+    computation, x = tilecore.compute(lambda x, t: x * t, dynamic=True), torch.rand(4, 8)
+    torch.testing.assert_close(computation(x, 0.5), x * 0.5)
+    assert [type(step) for step in computation.plan(x, 0.5).steps] == [Launch]
+    for t in (0.25, 0.75):
+        torch.testing.assert_close(computation(x, t), x * t)
+    assert len(computation.plan(x, 0.75).steps) == 2  # the number is a tensor
 
 
 def test_integers_of_tensors_and_types_that_follow():

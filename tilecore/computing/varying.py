@@ -35,7 +35,7 @@ class Family:
     """Calls that differ in sizes only.
 
     Attributes:
-        always: whether all extents vary, from the first call on.
+        always: whether all extents vary, from the first call on; floats do when they differed.
         is_fixed: whether the function cannot be read with symbols: it is not tried again.
         has_reals: whether floats may vary, or the function cannot be read with symbols of those.
     """
@@ -68,7 +68,9 @@ class Family:
             for part, (now, first) in enumerate(zip(layout, self._first[name], strict=True)):
                 pairs = zip(now or (), first or (), strict=True)
                 self._varying |= {
-                    (name, part, axis) for axis, (n, m) in enumerate(pairs) if n != m or self.always
+                    (name, part, axis)
+                    for axis, (n, m) in enumerate(pairs)
+                    if n != m or (self.always and not isinstance(n, float))
                 }
         if self.is_fixed or (not self.always and self._count <= OWN_KERNELS):
             return None
