@@ -417,12 +417,15 @@ def test_objects_of_installed_packages_are_looked_at(tmp_path, monkeypatch):
     (tmp_path / "of_others.py").write_text(
         "class Settings:\n    def __init__(self):\n        self._scale = 2.0\n"
         "    def scale(self):\n        return self._scale\n"
+        "by = 2.0\ndef scaled(x):\n    return x * by\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     import of_others
 
     settings, x = of_others.Settings(), torch.randn(4)
     computation = tilecore.compute(lambda x: x * settings.scale())
+    itself = tilecore.compute(of_others.scaled)  # a function of theirs that is a computation
     for value in (2.0, 3.0):
-        settings._scale = value
+        settings._scale = of_others.by = value
         alike(computation(x), x * value)
+        alike(itself(x), x * value)

@@ -81,6 +81,7 @@ class Reach:
         self._names = set(OF_MODULES)  # that occur in any code
         self._is_open = False  # whether others may
         self._seen: dict[int, Any] = {}
+        self._first = getattr(function, "__func__", function)  # is looked at wherever it is from
         self._todo: list[Any] = [function]
         while self._todo:
             while self._todo:
@@ -128,7 +129,8 @@ class Reach:
     def _see_function(self, function: FunctionType) -> None:
         variables = function.__globals__
         contents = [(c, Cells(c, [CONTENTS]).items()) for c in function.__closure__ or ()]
-        if _is_installed(variables.get("__name__")):  # it may stand for one that is not
+        is_first = function is self._first
+        if _is_installed(variables.get("__name__")) and not is_first:  # it may stand for another
             values = [v for _, items in contents for v in items.values()]
             self._todo += [v for v in values if isinstance(v, FunctionType | MethodType)]
             return
@@ -191,6 +193,8 @@ def _parts(value: Any) -> list[Any] | None:
         return [value.__func__]
     if isinstance(value, property):
         return [value.fget, value.fset]
+    if isinstance(value, functools.cached_property):
+        return [value.func]
     if isinstance(value, partial):
         return [value.func, *value.args, *value.keywords.values()]
     return list(value) if isinstance(value, tuple | frozenset) else None
