@@ -3,7 +3,7 @@
     python benchmarks/held_state.py [--layers 4,32]
 
 For layers of torch's transformer encoder: how many entries are looked at, microseconds per call for
-that (all threads' rest apart), and milliseconds to find them once. Nothing is compiled.
+that, and milliseconds to find them once. No kernel is compiled.
 """
 
 from __future__ import annotations

@@ -170,3 +170,10 @@ def test_exported_programs_hold_a_node_per_call():
             given = torch.randn(count, 40)
             want = Model()(given, *weights)
             torch.testing.assert_close(exported.module()(given, *weights), want)
+
+
+def test_a_node_leaves_torch_s_mode_as_it_was():
+    """Torch took real tensors among fakes ever after: a name stood for two things."""
+    computation = tilecore.compute(lambda x, kept: x * 3 + kept[0])
+    torch.compile(lambda x: computation(x, [x]), backend="eager")(torch.randn(4))
+    assert torch._subclasses.fake_tensor.fake_tensor_tls.allow_non_fake_inputs_override is None

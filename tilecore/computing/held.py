@@ -130,7 +130,7 @@ class Held:
 
     def holds(self) -> bool:
         """Return whether all is what it was; quick if it is."""
-        if any(tensor._version != version for tensor, version in self._values):
+        if self._has_other_values():
             return False
         try:
             if self._check.holds():
@@ -161,8 +161,10 @@ class Held:
 
     def is_gone(self) -> bool:
         """Return whether it holds tensors that are no more there, or other elements of theirs."""
-        has_others = any(tensor._version != version for tensor, version in self._values)
-        return has_others or any(change.is_of_tensors for change in self.changes())
+        return self._has_other_values() or any(c.is_of_tensors for c in self.changes())
+
+    def _has_other_values(self) -> bool:
+        return any(tensor._version != version for tensor, version in self._values)
 
     def changes(self) -> list[Change]:
         """Return what is not as it was."""
@@ -202,6 +204,7 @@ class Held:
             Change(owner, key, value)
             for owner, names in self._owners()
             for key, value in _entries(owner, names).items()
+            if key not in self._taken.keys(owner)
         ]
         found = [
             e for e in entries if any(arrays.memory(t) in memories for t in _tensors(e.before))

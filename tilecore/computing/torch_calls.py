@@ -208,7 +208,7 @@ class _Operator:
 
     def fake(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return tensors like the results, without elements."""
-        before = fake_tensor_tls.allow_non_fake_inputs_override
+        allowed = fake_tensor_tls.allow_non_fake_inputs_override
         fake_tensor_tls.allow_non_fake_inputs_override = True  # those that the function holds
         bound = _replaced(self.bound, tensors)
         containers = Arguments.of(bound.arguments)
@@ -220,7 +220,7 @@ class _Operator:
         except (Impure, Changing):
             raise _changing() from None
         finally:
-            fake_tensor_tls.allow_non_fake_inputs_override = before
+            fake_tensor_tls.allow_non_fake_inputs_override = allowed
         if not _are_same(before, containers):
             raise _changing()
         return [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in self._listed(found)]
