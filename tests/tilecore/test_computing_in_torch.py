@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import tilecore
+from tilecore.computing import torch_calls
 from tilecore.errors import UnsupportedSyntax
 
 
@@ -173,7 +174,8 @@ def test_exported_programs_hold_a_node_per_call():
 
 
 def test_a_node_leaves_torch_s_mode_as_it_was():
-    """Torch took real tensors among fakes ever after: a name stood for two things."""
-    computation = tilecore.compute(lambda x, kept: x * 3 + kept[0])
-    torch.compile(lambda x: computation(x, [x]), backend="eager")(torch.randn(4))
+    """Torch was left taking real tensors among fakes: a name stood for two things."""
+    computation, x = tilecore.compute(lambda x, kept: x * 3 + kept[0]), torch.randn(4)
+    node = torch_calls._Operator(computation, computation.bound((x, [x]), {}))
+    node.fake([x, x])
     assert torch._subclasses.fake_tensor.fake_tensor_tls.allow_non_fake_inputs_override is None
