@@ -9,7 +9,8 @@ GEMM on this host with an API key (needed, so that its check is in the figures):
 
 - cache: the same question again and again.
 - database: questions tuned before, each asked once: eight different configs were confirmed for
-  each, as a run leaves them (records made up by the analytic model).
+  each, as a run leaves them (records made up by the analytic model). Where they run out (there are
+  as many as ``--tuned`` says), the last ones are asked again, and the line says how often.
 - one record: the same with one measurement each: the rest of the list has to be worked out.
 - cold: questions never measured, each asked once; the space has tens of thousands of configs.
 - beside a run, beside a near run: 200 questions with one measurement each, again and again, while a
@@ -302,16 +303,19 @@ def main() -> None:
                     used = (b - a for a, b in zip(before, cpu_s(process), strict=True))
                     found["cpu_ms"], found["desk_cpu_ms"] = (1e3 * s / found["sent"] for s in used)
                     if kind != "cache" and kind not in RUNS:  # the next asks what this one did not
-                        found["asked_again"] = max(
-                            0, shape["first"] + found["sent"] - shape["last"]
+                        again = shape["first"] + found["sent"] - shape["last"]
+                        found["asked_again"] = max(0, again)
+                        shape["first"] = min(
+                            shape["first"] + found["sent"] + clients, shape["last"]
                         )
-                        shape["first"] += found["sent"] + clients
                     results.append({"answers": kind, **found})
                     print(
                         f"{kind:10} {clients:3} clients: {found['per_second']:7.0f}/s, p50"
                         f" {found['p50_ms']:.2f} ms, p99 {found['p99_ms']:.2f} ms,"
                         f" refused {found['refused']}, broken {found['broken']}, processors'"
-                        f" {found['cpu_ms']:.2f} + {found['desk_cpu_ms']:.2f} ms", flush=True,
+                        f" {found['cpu_ms']:.2f} + {found['desk_cpu_ms']:.2f} ms"
+                        + (f", {n} ASKED AGAIN" if (n := found.get("asked_again")) else ""),
+                        flush=True,
                     )  # fmt: skip
             after_mib = memory_mib(process)
         finally:
