@@ -414,30 +414,6 @@ def _difference(shapes: list[list[int]], base: list[list[int]]) -> list[list[int
 
 def pure(given: Sequence[Any]) -> Any:
     """Return a context in which torch refuses to change some tensors, and to draw numbers."""
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
+    from tilecore.computing.modes import Pure  # which needs torch
 
-    kept = {t.untyped_storage()._cdata for t in given}
-    views: list[Any] = []  # of those, in other memory where tensors are fakes of them
-
-    class Pure(TorchDispatchMode):  # type: ignore[misc]
-        def __torch_dispatch__(
-            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            _ = types
-            if torch.Tag.nondeterministic_seeded in function.tags:
-                raise Impure("functions that draw no random numbers")
-            named = kwargs or {}
-            for at, argument in enumerate(function._schema.arguments):
-                value: Any = args[at] if at < len(args) else named.get(argument.name)
-                writes = argument.alias_info is not None and argument.alias_info.is_write
-                is_tensor = writes and isinstance(value, torch.Tensor)
-                if is_tensor and value.untyped_storage()._cdata in kept:
-                    raise Impure("operations that return new tensors")
-            found = function(*args, **named)
-            if function.is_view and args[0].untyped_storage()._cdata in kept:
-                views.extend(results(found))
-                kept.update(t.untyped_storage()._cdata for t in views)
-            return found
-
-    return Pure()
+    return Pure(given)

@@ -21,12 +21,12 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tilecore.computing import calls, graph, operands
 from tilecore.computing.calls import Call, Whole
 from tilecore.computing.extents import Extent, varies
 from tilecore.computing.graph import FLOATS, Node, Shape
+from tilecore.computing.modes import Mode
 from tilecore.computing.storage import View, WritesHeld
 from tilecore.computing.windows import UNFILLED
 from tilecore.errors import SourceSpan, TileError, UnsupportedSyntax
@@ -359,7 +359,7 @@ def _copied(
     return data.to(data.dtype if dtype is None else dtype, copy=is_copy)
 
 
-class _Guarding(TorchDispatchMode):  # type: ignore[misc]
+class _Guarding(Mode):
     """Refuses to draw numbers, and to write to tensors that were there before."""
 
     def __init__(self) -> None:

@@ -1,0 +1,52 @@
+"""What torch does for a function that is read goes through these first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tilecore.computing.calls import Impure, results
+
+
+class Mode(TorchDispatchMode):  # type: ignore[misc]
+    """A mode that torch's compiler is not kept off: torch would import it for that, in 1.4 s.
+
+    Nothing that it compiles runs in these modes.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class Pure(Mode):
+    """Refuses to change some tensors, and to draw numbers."""
+
+    def __init__(self, given: Sequence[Any]) -> None:
+        super().__init__()
+        self._kept = {t.untyped_storage()._cdata for t in given}
+        self._views: list[Any] = []  # of those, in other memory where tensors are fakes of them
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        _ = types
+        if torch.Tag.nondeterministic_seeded in function.tags:
+            raise Impure("functions that draw no random numbers")
+        named = kwargs or {}
+        for at, argument in enumerate(function._schema.arguments):
+            value: Any = args[at] if at < len(args) else named.get(argument.name)
+            writes = argument.alias_info is not None and argument.alias_info.is_write
+            if writes and isinstance(value, torch.Tensor) and self._keeps(value):
+                raise Impure("operations that return new tensors")
+        found = function(*args, **named)
+        if function.is_view and self._keeps(args[0]):
+            self._views.extend(results(found))
+            self._kept.update(t.untyped_storage()._cdata for t in self._views)
+        return found
+
+    def _keeps(self, tensor: Any) -> bool:
+        return tensor.untyped_storage()._cdata in self._kept
