@@ -3,7 +3,9 @@
 import copy
 import functools
 import pickle
+import subprocess
 import sys
+import textwrap
 
 import numpy as np
 import pytest
@@ -414,3 +416,17 @@ def test_annotations_that_are_checked():
     assert torch.equal(tilecore.compute(lambda x: scaled(x, x))(X), X * X)
     with pytest.raises(jaxtyping.TypeCheckError):
         tilecore.compute(lambda x: scaled(x, x.T))(X)
+
+
+def test_torchs_compiler_is_not_imported_for_what_is_read():
+    code = """
+        import sys, torch, tilecore
+        table, mask = torch.randn(10, 8), torch.ones(8)
+        f = tilecore.compute(lambda i: torch.embedding(table, i).relu() * (mask * 2))
+        i = torch.tensor([3, 1, 4])
+        assert torch.equal(f(i), table[i].relu() * 2)
+        assert "torch._dynamo" not in sys.modules
+    """
+    run = [sys.executable, "-c", textwrap.dedent(code)]
+    said = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr
