@@ -10,7 +10,7 @@ GEMM on this host with an API key (needed, so that its check is in the figures):
 - cache: the same question again and again.
 - database: questions tuned before, each asked once: eight different configs were confirmed for
   each, as a run leaves them (records made up by the analytic model). Where they run out (there are
-  as many as ``--tuned`` says), the last ones are asked again, and the line says how often.
+  as many as ``--tuned`` says), a run's own are asked again, and its line says how often.
 - one record: the same with one measurement each: the rest of the list has to be worked out.
 - cold: questions never measured, each asked once; the space has tens of thousands of configs.
 - beside a run, beside a near run: 200 questions with one measurement each, again and again, while a
@@ -303,8 +303,8 @@ def main() -> None:
                     used = (b - a for a, b in zip(before, cpu_s(process), strict=True))
                     found["cpu_ms"], found["desk_cpu_ms"] = (1e3 * s / found["sent"] for s in used)
                     if kind != "cache" and kind not in RUNS:  # the next asks what this one did not
-                        again = shape["first"] + found["sent"] - shape["last"]
-                        found["asked_again"] = max(0, again)
+                        left = shape["last"] + 1 - shape["first"]
+                        found["asked_again"] = max(0, found["sent"] - left)
                         shape["first"] = min(
                             shape["first"] + found["sent"] + clients, shape["last"]
                         )

@@ -345,13 +345,15 @@ def _told(call: Call, nodes: Sequence[Node], number: Callable[[Any], int]) -> tu
     """Return what torch returns for tensors without elements, and these; ``number``: of extents."""
     import torch
 
+    from tilecore.computing.modes import Pure  # which needs torch
+
     given = [
         torch.empty(
             [number(n) for n in node.shape], dtype=getattr(torch, node.dtype), device="meta"
         )
         for node in nodes
     ]
-    with torch.no_grad(), torch._C.DisableTorchFunction(), pure(given):
+    with torch.no_grad(), torch._C.DisableTorchFunction(), Pure(given):
         return given, call.of({}, number)(given)
 
 
@@ -410,10 +412,3 @@ def _difference(shapes: list[list[int]], base: list[list[int]]) -> list[list[int
         [n - m for n, m in zip(shape, other, strict=True)]
         for shape, other in zip(shapes, base, strict=True)
     ]
-
-
-def pure(given: Sequence[Any]) -> Any:
-    """Return a context in which torch refuses to change some tensors, and to draw numbers."""
-    from tilecore.computing.modes import Pure  # which needs torch
-
-    return Pure(given)

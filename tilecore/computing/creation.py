@@ -26,7 +26,7 @@ from tilecore.computing import calls, graph, operands
 from tilecore.computing.calls import Call, Whole
 from tilecore.computing.extents import Extent, varies
 from tilecore.computing.graph import FLOATS, Node, Shape
-from tilecore.computing.modes import Mode
+from tilecore.computing.modes import Mode, written
 from tilecore.computing.storage import View, WritesHeld
 from tilecore.computing.windows import UNFILLED
 from tilecore.errors import SourceSpan, TileError, UnsupportedSyntax
@@ -374,11 +374,9 @@ class _Guarding(Mode):
         if traced is not None:
             return traced.__torch_dispatch__(function, types, args, named)
         given = {_memory(t) for t in calls.results((list(args), dict(named)))}
-        for at, argument in enumerate(function._schema.arguments):
-            value: Any = args[at] if at < len(args) else named.get(argument.name)
-            writes = argument.alias_info is not None and argument.alias_info.is_write
-            if writes and isinstance(value, torch.Tensor) and not value.is_meta:
-                self._need_own(value)
+        for tensor in written(function, args, named):
+            if not tensor.is_meta:
+                self._need_own(tensor)
         if torch.Tag.nondeterministic_seeded in function.tags:
             raise UnsupportedSyntax(
                 expected="functions that draw no random numbers",

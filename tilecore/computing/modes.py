@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from tilecore.computing.calls import Impure, results
 
 
 class Mode(TorchDispatchMode):  # type: ignore[misc]
-    """A mode that torch's compiler is not kept off: torch would import it for that, in 1.4 s.
+    """A mode that torch's compiler is not kept off: torch would import it for that, in 0.8 s.
 
     Nothing that it compiles runs in these modes.
     """
@@ -20,6 +20,15 @@ class Mode(TorchDispatchMode):  # type: ignore[misc]
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
+
+
+def written(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the tensors that an operation of torch writes to."""
+    for at, argument in enumerate(function._schema.arguments):
+        value: Any = args[at] if at < len(args) else named.get(argument.name)
+        writes = argument.alias_info is not None and argument.alias_info.is_write
+        if writes and isinstance(value, torch.Tensor):
+            yield value
 
 
 class Pure(Mode):
@@ -37,11 +46,8 @@ class Pure(Mode):
         if torch.Tag.nondeterministic_seeded in function.tags:
             raise Impure("functions that draw no random numbers")
         named = kwargs or {}
-        for at, argument in enumerate(function._schema.arguments):
-            value: Any = args[at] if at < len(args) else named.get(argument.name)
-            writes = argument.alias_info is not None and argument.alias_info.is_write
-            if writes and isinstance(value, torch.Tensor) and self._keeps(value):
-                raise Impure("operations that return new tensors")
+        if any(map(self._keeps, written(function, args, named))):
+            raise Impure("operations that return new tensors")
         found = function(*args, **named)
         if function.is_view and self._keeps(args[0]):
             self._views.extend(results(found))

@@ -15,8 +15,9 @@ import torch
 from torch._subclasses.fake_tensor import fake_tensor_tls
 
 from tilecore.computing import arrays
-from tilecore.computing.calls import Impure, pure
+from tilecore.computing.calls import Impure
 from tilecore.computing.held import Changing, Held, Taken
+from tilecore.computing.modes import Pure
 from tilecore.computing.plan import Plan
 from tilecore.computing.trees import (
     Arguments,
@@ -215,7 +216,7 @@ class _Operator:
         before = containers.items()
         held = Held(self.computation.function, Taken())
         try:
-            with held.watched(), pure([*tensors, *held.tensors]):
+            with held.watched(), Pure([*tensors, *held.tensors]):
                 found = by_torch(self.computation, bound)
         except (Impure, Changing):
             raise _changing() from None
