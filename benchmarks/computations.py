@@ -118,9 +118,7 @@ def cases() -> dict[str, tuple[Function, tuple[Any, ...]]]:
         "sum of rows of a product of elements 4096x1024": (
             lambda x, y: (x * y).sum(0), (rows, r(4096, 1024))
         ),
-        "variance by channel 16x64x56x56": (
-            lambda x: x.var((0, 2, 3), correction=0), (r(16, 64, 56, 56),)
-        ),
+        **channels(), **vectors(),
         "linear + gelu 512x1024x1024": (
             lambda x, w, b: F.gelu(F.linear(x, w, b)), (r(512, 1024), w, r(1024))
         ),
@@ -156,6 +154,49 @@ def cases() -> dict[str, tuple[Function, tuple[Any, ...]]]:
             attention_of_parts, (r(2, 256, 512), r(512, 1536) / 22)
         ),
         "block 2x256x512": (block.function, (r(2, 256, 512), weights(512, 1376))),
+    }  # fmt: skip
+
+
+def channels() -> dict[str, tuple[Function, tuple[Any, ...]]]:
+    """Return what convolutional networks make of all positions of a channel."""
+    x, w, b = torch.randn(16, 64, 56, 56), torch.randn(64, 1, 1), torch.randn(64, 1, 1)
+    size, every = "16x64x56x56", (0, 2, 3)
+
+    def trained_batch_norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        centred = x - x.mean(every, True)
+        return centred * torch.rsqrt(centred.square().mean(every, True) + 1e-5) * w + b
+
+    return {
+        f"variance by channel {size}": (lambda x: x.var(every, correction=0), (x,)),
+        f"batch norm by hand {size}": (trained_batch_norm, (x, w, b)),
+        f"mean of relu by channel {size}": (lambda x: x.relu().mean((2, 3)), (x,)),
+        f"average pool of hardswish by channel {size}": (
+            lambda x, w, b: F.adaptive_avg_pool2d(F.hardswish(x * w + b), 1),
+            (x, w, b),
+        ),
+        f"instance norm by channel {size}": (F.instance_norm, (x,)),
+        f"instance norm + relu by channel {size}": (
+            lambda x, w, b: F.instance_norm(x, weight=w.flatten(), bias=b.flatten()).relu(),
+            (x, w, b),
+        ),
+    }
+
+
+def vectors() -> dict[str, tuple[Function, tuple[Any, ...]]]:
+    """Return norms of vectors, and distances."""
+    x, y = torch.randn(4096, 768), torch.randn(4096, 768)
+    size = "4096x768"
+    return {
+        f"norm of vectors {size}": (lambda x: x.norm(dim=-1), (x,)),
+        f"vectors over their norms {size}": (lambda x: F.normalize(x, dim=-1), (x,)),
+        f"vectors bfloat16 over their norms {size}": (
+            lambda x: F.normalize(x, dim=-1), (x.bfloat16(),)
+        ),
+        f"cosines of vectors {size}": (F.cosine_similarity, (x, y)),
+        f"mean square of differences of vectors {size}": (
+            lambda x, y: (x - y).square().mean(), (x, y)
+        ),
+        f"norm of all vectors {size}": (lambda x: x.norm(), (x,)),
     }  # fmt: skip
 
 

@@ -58,7 +58,7 @@ def test_what_is_added_up_and_what_follows_is_in_the_kernel():
 
     given = made(4, 21, 48), made(4, 21, 48), made(21, 1), made(48)
     agrees(function, *given, kernels=1)
-    agrees(lambda x, y: (x * y).sum((0, 1)), *given[:2], kernels=2)
+    agrees(lambda x, y: (x * y).sum((0, 1)), *given[:2], kernels=1)
 
 
 def test_what_others_read_is_stored():

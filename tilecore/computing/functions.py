@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from tilecore.computing import calls, composites, graph, views
+from tilecore.computing import calls, composites, graph, norms, views
 from tilecore.computing.extents import Extent
 from tilecore.computing.graph import FLOATS, INTEGER, Node, need_floats, pointwise
 from tilecore.computing.reductions import reduced
@@ -33,6 +33,7 @@ ALIASES: Mapping[str, str] = MappingProxyType({
     "clip": "clamp", "concat": "cat", "concatenate": "cat",
     "swapaxes": "transpose", "swapdims": "transpose",
     "moveaxis": "movedim", "view": "reshape", "float_power": "pow",
+    "linalg_vector_norm": "vector_norm",
     **{f"bitwise_{op}": f"logical_{op}" for op in LOGIC}, "and": "logical_and",
     "or": "logical_or", "xor": "logical_xor", "invert": "logical_not",
 })  # fmt: skip
@@ -512,7 +513,7 @@ OF_TRUTH = (
     *(f"logical_{op}" for op in LOGIC),
 )  # fmt: skip
 FUNCTIONS: Mapping[str, Function] = MappingProxyType({
-    **composites.FUNCTIONS,
+    **composites.FUNCTIONS, **norms.FUNCTIONS,
     **{op: _unary(op) for op in UNARY},
     **{op: _binary(op) for op in BINARY},
     "add": _sum("add"), "sub": _sum("sub"),

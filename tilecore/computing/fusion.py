@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from tilecore.computing.functions import attention
 from tilecore.computing.graph import (
+    FLOATS,
     Node,
     Shape,
     consumers,
@@ -65,33 +66,39 @@ class Group:
 
     def take(self, node: Node, users: Sequence[Node]) -> bool:
         """Add a producer if the kernel can compute it; return whether it does."""
-        if self.core is not None and self.core.kind == "fold":
-            if all(user is self.core or user in self.before for user in users):
-                return self._takes_before(node)
-            if any(user is self.core or user in self.before for user in users):
-                return False
-        elif any(user in (self.core, self.twin) for user in users):
-            return False  # operands of products are tensors
+        if not self.accepts(node, users):
+            return False
+        if self._is_before(users):
+            self.before.add(node)
+            self.members.append(node)
+        else:
+            self._add(node)
+        return True
+
+    def accepts(self, node: Node, users: Sequence[Node]) -> bool:
+        """Return whether the kernel can compute a producer; ``users``: who reads it in the kernel.
+
+        Of a fold these are the nodes that it adds up, or others; operands of products are tensors.
+        """
+        if self._is_before(users):
+            assert self.core is not None
+            whole = self.core.producers[0].shape
+            return node.kind == "pointwise" and _columns(node) in (None, whole[-1])
+        if any(user in self.before or user in (self.core, self.twin) for user in users):
+            return False
         checks = {
             "pointwise": self._fits,
             "reduce": self._reduces,
             **dict.fromkeys(CORES, self._ends),
         }
         check = checks.get(node.kind)
-        if check is None or not check(node):
-            return False
-        self._add(node)
-        return True
+        return check is not None and check(node)
 
-    def _takes_before(self, node: Node) -> bool:
-        """Add a function of elements that a fold adds up; return whether it is one."""
-        assert self.core is not None
-        whole = self.core.producers[0].shape
-        if node.kind != "pointwise" or (node.shape[-1] if node.shape else 1) not in (1, whole[-1]):
+    def _is_before(self, users: Sequence[Node]) -> bool:
+        """Return whether what these read is what a fold adds up."""
+        if self.core is None or self.core.kind != "fold":
             return False
-        self.before.add(node)
-        self.members.append(node)
-        return True
+        return all(user is self.core or user in self.before for user in users)
 
     def _add(self, node: Node) -> None:
         self.members.append(node)
@@ -103,12 +110,11 @@ class Group:
         elif node.kind == "reduce":
             self.has_reductions = True
             self.columns = node.producers[0].shape[-1]
+        elif node.kind == "pointwise" and self.columns is None:
+            self.columns = _columns(node)
 
     def _fits(self, node: Node) -> bool:
-        last = node.shape[-1] if node.shape else 1
-        if self.columns is None and last != 1:
-            self.columns = last
-        return last in (1, self.columns)
+        return self.columns is None or _columns(node) in (None, self.columns)
 
     def _reduces(self, node: Node) -> bool:
         columns = node.producers[0].shape[-1]
@@ -139,6 +145,12 @@ class Group:
         return list(found)
 
 
+def _columns(node: Node) -> int | None:
+    """Return the extent of the last axis; None: it has an element per row, or one."""
+    last: int = node.shape[-1] if node.shape else 1
+    return None if last == 1 else last
+
+
 def domain(root: Node) -> Shape:
     """Return the shape that a kernel runs through: of its result, or of each of its equal parts."""
     return (root.producers[0] if root.kind == "joined" else root).shape or (1,)
@@ -156,23 +168,40 @@ def steps(roots: Sequence[Node], joins_products: bool) -> tuple[list[Group | Nod
         roots = merged(in_halves(roots))
     nodes = ordered(roots)
     users, results = consumers(nodes), set(roots)
-    owner: dict[Node, Group] = {}
+    owners: dict[Node, list[Group]] = {}
+    made: dict[Node, Group] = {}  # by their results
     for node in reversed(nodes):
         if node.kind in WITHOUT_KERNEL:
             continue
-        groups = {owner.get(user) for user in users[node]}
-        group = groups.pop() if len(groups) == 1 and node not in results else None
-        if group is None or not group.take(node, users[node]):
-            group = Group.of(node, joins_products)
-        owner[node] = group
+        readers: dict[Group, list[Node]] = {}
+        for user in users[node]:
+            for group in owners.get(user, ()):
+                readers.setdefault(group, []).append(user)
+        is_free = node not in results and all(user in owners for user in users[node])
+        may_be_taken = is_free and (len(readers) == 1 or _is_made_of_halves(node))
+        if may_be_taken and all(group.accepts(node, own) for group, own in readers.items()):
+            for group, own in readers.items():
+                group.take(node, own)
+            owners[node] = list(readers)
+        else:
+            made[node] = Group.of(node, joins_products)
+            owners[node] = [made[node]]
     found: list[Group | Node] = []
     for node in nodes:
         if node.kind in WITHOUT_KERNEL:
             found.append(node)
-        elif owner[node].root is node:
-            owner[node].members.reverse()
-            found.append(owner[node])
+        elif node in made:
+            made[node].members.reverse()
+            found.append(made[node])
     return found, roots
+
+
+def _is_made_of_halves(node: Node) -> bool:
+    """Return whether it repeats a tensor of half its size, which each kernel may as well read."""
+    if (node.kind, node.op) != ("pointwise", "cast"):
+        return False
+    (x,) = node.producers
+    return x.kind in WITHOUT_KERNEL and x.dtype in FLOATS and node.dtype == "float32"
 
 
 def _without_softmax(node: Node) -> Node:

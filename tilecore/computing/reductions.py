@@ -12,13 +12,15 @@ from types import MappingProxyType
 from typing import Any
 
 from tilecore.computing.extents import divides, varies
-from tilecore.computing.graph import Node, need_floats, permuted, pointwise, reshaped, sliced
+from tilecore.computing.graph import Node, Shape, need_floats, permuted, pointwise, reshaped, sliced
 from tilecore.errors import SourceSpan
 
 FEW_ROWS, LONG_ROW = 64, 8192  # fewer rows and longer ones are reduced in parts
 MOST_OF_ROW, LEAST_OF_ROW = 4096, 63
 FEW_PARTS = 8  # of an axis, which are added up element by element
 LEAST_BEHIND = 32  # elements behind an axis: with fewer it is laid out to be the last
+FEW = 8192  # elements in all that are not laid out for it
+LYING = ("input", "call")  # what no kernel could still compute in passing
 PAIRWISE = {"sum": "add", "amax": "maximum", "amin": "minimum"}
 
 
@@ -27,33 +29,50 @@ def reduced(
 ) -> Node:
     """Return the sum divided by a number, or the largest or smallest element over some axes.
 
+    What is divided by 0, or by less, is infinite, or no number: as of a variance in torch.
+
     Raises:
         TypeMismatch: of truth or integers (TC202).
     """
     need_floats(op, x, span=span)
+    rest = tuple(n for axis, n in enumerate(x.shape) if axis not in axes)
+    whole = tuple(1 if axis in axes else n for axis, n in enumerate(x.shape))
+    x = _over(op, x, axes, x.dtype, span, is_kept=keepdim and len(axes) == 1)
+    if varies(by):
+        x = pointwise("div", x, by, span=span)
+    elif by != 1:
+        x = pointwise("mul", x, 1.0 / by if by > 0 else math.inf, span=span)
+    return reshaped(x, whole if keepdim else rest, span)
+
+
+def _over(
+    op: str, x: Node, axes: Sequence[int], dtype: str, span: SourceSpan, *, is_kept: bool = False
+) -> Node:
+    """Return the reduction over some axes; ``is_kept``: one that is folded stays, of extent 1."""
     first = rank = len(x.shape)
     while first - 1 in axes:
         first -= 1
     others = [axis for axis in range(first) if axis in axes]
-    kept = [axis for axis in range(rank) if axis not in axes]
-    rest = tuple(x.shape[axis] for axis in kept)
-    whole = tuple(1 if axis in axes else n for axis, n in enumerate(x.shape))
-    dtype = x.dtype
-    if others and not _is_long(x.shape[others[-1] + 1 : first]):
+    if others and first < rank:
+        rows = reshaped(_over_last(op, x, first, "float32", span), x.shape[:first], span)
+        return _over(op, rows, others, dtype, span)
+    if others and not _is_long(x.shape[others[-1] + 1 :]) and not _are_few(x):
+        kept = [axis for axis in range(rank) if axis not in axes]
         x, first, others = permuted(x, (*kept, *axes), span), len(kept), []
-    if not others or first < rank:
-        x = _over_last(op, x, first, "float32" if others else dtype, span)
-        x = reshaped(x, x.shape[:-1], span) if others else x
-    is_kept = keepdim and len(axes) == 1
+    if not others:
+        return _over_last(op, x, first, dtype, span)
     while others:
         x, others = _neighbours_joined(x, others, span)
         axis = others.pop()
-        if not others and _lies_whole(x):  # rows of all that lies behind the axis
-            x = reshaped(x, (*x.shape[: axis + 1], math.prod(x.shape[axis + 1 :])), span)
+        if not others:  # rows of all that lies behind the axis
+            behind = x.shape[axis + 1 :]
+            x = _regrouped(x, behind, (math.prod(behind),), 0, span) or x
         x = _fold(op, x, axis, is_kept, "float32" if others else dtype, span)
-    x = pointwise("div", x, by, span=span) if varies(by) else x
-    x = pointwise("mul", x, 1.0 / by, span=span) if not varies(by) and by != 1 else x
-    return reshaped(x, whole if keepdim else rest, span)
+    return x
+
+
+def _are_few(x: Node) -> bool:
+    return not varies(x.size) and x.size <= FEW
 
 
 def _is_long(shape: Sequence[Any]) -> bool:
@@ -63,14 +82,17 @@ def _is_long(shape: Sequence[Any]) -> bool:
 
 def _over_last(op: str, x: Node, first: int, dtype: str, span: SourceSpan) -> Node:
     """Return the reduction over all axes from one on, of shape (*rows, 1)."""
-    rows = x.shape[:first]
-    flat = reshaped(x, (*rows, math.prod(x.shape[first:])), span)
+    rows, last = x.shape[:first], x.shape[first:]
+    columns = math.prod(last)
     attrs = MappingProxyType({"keeps_nan": op != "sum"})
-    part = _part_of_long_rows(math.prod(rows), flat.shape[-1])
+    part = _part_of_long_rows(math.prod(rows), columns)
     if part:  # each part by a block of its own
-        split = reshaped(flat, (*rows, -1, part), span)
+        into = (columns // part, part)
+        split = _regrouped(x, last, into, 0, span) or reshaped(x, (*rows, *into), span)
         parts = Node("reduce", op, (split,), (*split.shape[:-1], 1), "float32", attrs, span)
-        flat = reshaped(parts, (*rows, -1), span)
+        x, last = reshaped(parts, (*rows, into[0]), span), (into[0],)
+    flat = _regrouped(x, last, (math.prod(last),), 0, span)
+    flat = flat or reshaped(x, (*rows, math.prod(last)), span)
     return Node("reduce", op, (flat,), (*rows, 1), dtype, attrs, span)
 
 
@@ -82,23 +104,64 @@ def _part_of_long_rows(rows: int, columns: int) -> int:
 
 
 def _neighbours_joined(x: Node, axes: list[int], span: SourceSpan) -> tuple[Node, list[int]]:
-    """Return a tensor, and the axes to fold, with the last of them as one if they are neighbours.
-
-    Not of functions of elements, which are computed where they are added up.
-    """
-    while len(axes) > 1 and axes[-2] + 1 == axes[-1] and _lies_whole(x):
-        axis = axes[-2]
-        both = x.shape[axis] * x.shape[axis + 1]
-        x = reshaped(x, (*x.shape[:axis], both, *x.shape[axis + 2 :]), span)
-        axes = axes[:-1]
+    """Return a tensor, and the axes to fold, with the last ones as one if they are neighbours."""
+    while len(axes) > 1 and axes[-2] + 1 == axes[-1]:
+        first, last = axes[-2:]
+        both = x.shape[first : last + 1]
+        found = _regrouped(x, both, (math.prod(both),), len(x.shape) - last - 1, span)
+        if found is None:
+            break
+        x, axes = found, axes[:-1]
     return x, axes
+
+
+def _regrouped(
+    x: Node, whole: Shape, into: Shape, after: int, span: SourceSpan, *, is_part: bool = False
+) -> Node | None:
+    """Return a tensor with some neighbouring axes as others, None where it would be stored for it.
+
+    Functions of elements are computed of tensors with these axes, which have to be there.
+
+    Args:
+        x: the tensor.
+        whole: extents of the axes.
+        into: extents of those that take their place.
+        after: how many axes come behind them.
+        span: the line that asks for it.
+        is_part: whether it broadcasts: it may have none of the axes, or extents of one.
+    """
+    end = len(x.shape) - after
+    own = x.shape[max(0, end - len(whole)) : max(0, end)]
+    if is_part and all(n == 1 for n in own):
+        into = tuple(1 for _ in into) if own else ()
+    elif own != whole:
+        return None
+    shape = (*x.shape[: max(0, end - len(whole))], *into, *x.shape[max(0, end) :])
+    if x.kind == "pointwise":
+        args = [
+            _regrouped(a, whole, into, after, span, is_part=True) if isinstance(a, Node) else a
+            for a in x.args
+        ]
+        if any(a is None for a in args):
+            return None
+        return Node("pointwise", x.op, tuple(args), shape, x.dtype, x.attrs, x.span)
+    if is_part and own != whole:
+        return reshaped(x, shape, span)
+    is_there = not is_part or _source(x).kind in LYING
+    return reshaped(x, shape, span) if is_there and _lies_whole(x) else None
 
 
 def _lies_whole(x: Node) -> bool:
     """Return whether a tensor lies in memory in the order of its axes, as far as nodes tell."""
+    source = _source(x)
+    return source.kind not in ("pointwise", "view") and "strides" not in source.attrs
+
+
+def _source(x: Node) -> Node:
+    """Return the tensor that another one is in another shape."""
     while x.kind == "view" and x.op == "reshape":
         (x,) = x.producers
-    return x.kind not in ("pointwise", "view") and "strides" not in x.attrs
+    return x
 
 
 def _fold(op: str, x: Node, axis: int, keepdim: bool, dtype: str, span: SourceSpan) -> Node:

@@ -342,7 +342,7 @@ def called(
         )  # fmt: skip
     if writing.is_in_place(bare) or kwargs.get("inplace"):
         return writing.by_name(bare, args, kwargs, function, span)
-    kwargs = {k: v for k, v in kwargs.items() if k != "inplace"}
+    kwargs = {k: v for k, v in kwargs.items() if k not in ("inplace", "out")}
     if bare == "to" and device() is not None:
         args, kwargs = converted_to(args, kwargs)
         if len(args) == 1 and not kwargs.pop("copy", False):
