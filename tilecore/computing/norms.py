@@ -31,8 +31,9 @@ def vector_norm(
 
         options = {"ord": ord, "dim": dim, "keepdim": keepdim, "dtype": dtype}
         return calls.called("vector_norm", torch.linalg.vector_norm, (x,), options, span)
-    length = _length(_exact(x, span), ord, _axes(x, dim), keepdim, span)
-    return _rounded(length, x.dtype, span)
+    axes = _axes(x, dim)
+    length = _rounded(_length(_exact(x, span), ord, axes, span), x.dtype, span)
+    return length if keepdim else _without(length, axes, span)
 
 
 def linalg_norm(
@@ -71,8 +72,9 @@ def normalize(
         options = {"p": p, "dim": dim, "eps": eps}
         return calls.called("normalize", torch.nn.functional.normalize, (input,), options, span)
     exact = _exact(input, span)
-    length = _at_least(eps, _length(exact, p, _axes(input, dim), True, span), span)
-    return _rounded(pointwise("div", exact, length, span=span), input.dtype, span)
+    length = _at_least(eps, _length(exact, p, _axes(input, dim), span), span)
+    scale = pointwise("div", 1.0, length, span=span)  # once per vector
+    return _rounded(pointwise("mul", exact, scale, span=span), input.dtype, span)
 
 
 def cosine_similarity(
@@ -86,11 +88,12 @@ def cosine_similarity(
         return calls.called("cosine_similarity", torch.cosine_similarity, (x1, x2), options, span)
     one, two = _exact(x1, span), _exact(x2, span)
     axes = axes_of(x1, dim)
-    found = reduced("sum", pointwise("mul", one, two, span=span), axes, False, span)
+    found = reduced("sum", pointwise("mul", one, two, span=span), axes, True, span)
     for x in (one, two):
-        length = _at_least(eps, _length(x, 2, axes, False, span), span)
+        length = _at_least(eps, _length(x, 2, axes, span), span)
         found = pointwise("div", found, length, span=span)
-    return _rounded(found, pointwise("mul", x1, x2, span=span).dtype, span)
+    found = _rounded(found, pointwise("mul", x1, x2, span=span).dtype, span)
+    return _without(found, axes, span)
 
 
 def instance_norm(
@@ -139,12 +142,17 @@ def _axes(x: Node, dim: Any) -> list[int]:
     return axes_of(x, None if dim in ((), []) else dim)
 
 
-def _length(x: Node, p: Any, axes: list[int], keepdim: bool, span: SourceSpan) -> Node:
+def _length(x: Node, p: Any, axes: list[int], span: SourceSpan) -> Node:
+    """Return the norm over some axes, which stay with an extent of 1."""
     if p in EUCLID:
         squares = pointwise("mul", x, x, span=span)
-        return pointwise("sqrt", reduced("sum", squares, axes, keepdim, span), span=span)
+        return pointwise("sqrt", reduced("sum", squares, axes, True, span), span=span)
     op = "sum" if p == 1 else "amax"
-    return reduced(op, pointwise("abs", x, span=span), axes, keepdim, span)
+    return reduced(op, pointwise("abs", x, span=span), axes, True, span)
+
+
+def _without(x: Node, axes: list[int], span: SourceSpan) -> Node:
+    return reshaped(x, [n for axis, n in enumerate(x.shape) if axis not in axes], span)
 
 
 def _at_least(low: float, x: Node, span: SourceSpan) -> Node:
