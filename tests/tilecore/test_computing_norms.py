@@ -213,3 +213,35 @@ def test_averages_of_all_positions(rank, dtype):
     agrees(lambda x: pool(x, (1,) * rank), x[0], kernels=1)
     module = getattr(torch.nn, f"AdaptiveAvgPool{rank}d")(output_size=1)
     agrees(lambda x: module(x).flatten(1), x, kernels=1)
+
+
+# --- functions behind another shape -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("function", "kernels"),
+    [
+        (lambda a, w: F.linear(a, w).view(5, 7, 4, 16).relu() * 0.5, 1),
+        (lambda a, w: F.instance_norm(a[:, None] * w[0]).relu().neg().exp(), 2),  # one in front
+        (lambda a, w: F.linear(a, w).view(35, -1).square() + 1, 1),
+        (lambda a, w: torch.where(F.linear(a, w).flatten() > 0, 1.0, -1.0).to(a.dtype) + 1, 1),
+        (lambda a, w: F.linear(a, w).view(5, 7, 4, 16).exp().mean(-1), 2),  # another row
+        (lambda a, w: F.linear(a, w).view(5, 7, 4, 16) * w[0, :16], 2),  # of two tensors
+        (lambda a, w: torch.cat([y := F.linear(a, w).view(5, -1), y.relu()]), 2),  # read twice
+        (lambda a, w: (a.view(5, 12, 28).exp() - 1).view(5, -1).relu(), 1),
+        (lambda a, w: a.norm().exp(), 2),
+    ],
+)
+def test_they_are_computed_where_it_is_made(function, kernels):
+    agrees(function, made(5, 7, 48) / 7, made(64, 48) / 7, kernels=kernels)
+
+
+def test_results_keep_their_values():
+    def function(x):
+        y = (x * 2).view(6, -1)
+        z = y.relu()
+        return y, z, z.view(3, -1) + 1
+
+    x = made(3, 4, 10)
+    for ours, wanted in zip(tilecore.compute(function)(x), function(x), strict=True):
+        torch.testing.assert_close(ours, wanted)

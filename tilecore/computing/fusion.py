@@ -19,7 +19,9 @@ from tilecore.computing.graph import (
     merged,
     ordered,
     pointwise,
+    reshaped,
     rewritten,
+    with_args,
 )
 from tilecore.computing.halves import in_halves
 from tilecore.computing.parts import in_parts
@@ -166,6 +168,7 @@ def steps(roots: Sequence[Node], joins_products: bool) -> tuple[list[Group | Nod
     roots = merged(in_parts(roots))
     if joins_products:
         roots = merged(in_halves(roots))
+    roots = merged(_in_front_of_views(roots))
     nodes = ordered(roots)
     users, results = consumers(nodes), set(roots)
     owners: dict[Node, list[Group]] = {}
@@ -194,6 +197,39 @@ def steps(roots: Sequence[Node], joins_products: bool) -> tuple[list[Group | Nod
             made[node].members.reverse()
             found.append(made[node])
     return found, roots
+
+
+def _in_front_of_views(roots: Sequence[Node]) -> list[Node]:
+    """Return roots where functions of a tensor in another shape are of the tensor as it is made.
+
+    The kernel that makes it can compute them, if nobody else reads it.
+    """
+    nodes, results = ordered(roots), set(roots)
+    users, new = consumers(nodes), dict[Node, Node]()
+
+    def is_for(node: Node, user: Node) -> bool:
+        return node not in results and set(users[node]) == {user}
+
+    for node in nodes:
+        args = tuple(new[a] if isinstance(a, Node) else a for a in node.args)
+        is_same = all(a is b for a, b in zip(args, node.args, strict=True))
+        new[node] = node if is_same else with_args(node, args)
+        if node.kind != "pointwise" or len(set(node.producers)) != 1:
+            continue
+        shaped = node.producers[0]
+        view = new[shaped]
+        if (view.kind, view.op) != ("view", "reshape") or not is_for(shaped, node):
+            continue
+        (made,) = view.producers
+        is_first = shaped.kind == "view"  # else it is in front of the view by now
+        if made.kind in WITHOUT_KERNEL or (is_first and not is_for(shaped.producers[0], shaped)):
+            continue
+        of_made = tuple(made if isinstance(a, Node) else a for a in args)
+        inner = Node(
+            "pointwise", node.op, of_made, made.shape, node.dtype, node.attrs, node.span
+        )  # fmt: skip
+        new[node] = reshaped(inner, node.shape, node.span)
+    return [new[root] for root in roots]
 
 
 def _is_made_of_halves(node: Node) -> bool:
