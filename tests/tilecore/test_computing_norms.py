@@ -180,10 +180,19 @@ def test_instance_norm(shape, dtype):
 
 @pytest.mark.parametrize("function", [
     lambda x: F.instance_norm(x), lambda x: x.var((0, 2, 3), correction=0), lambda x: x.var(-1),
+    lambda x: F.layer_norm(x, (16, 16)), lambda x: F.layer_norm(x.view(2, 4, 2560), (2560,)),
+    lambda x: F.layer_norm(x.view(2, 10240)[:, :8192], (8192,)),  # a row in parts
 ])  # fmt: skip
 def test_means_of_bfloat16_are_not_rounded(function):
-    x = made(4, 5, 16, 16, dtype=torch.bfloat16, mean=100.0)  # rounded, the mean may be off by 0.25
+    x = made(4, 20, 16, 16, dtype=torch.bfloat16, mean=100.0)  # rounded: off by up to 0.25
     agrees(function, x)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_norms_of_several_axes_are_of_one_row(dtype):
+    x, w, b = made(5, 6, 7, 9, dtype=dtype), made(7, 9, dtype=dtype), made(7, 9, dtype=dtype)
+    agrees(lambda x, w, b: F.layer_norm(x, (7, 9), w, b).relu(), x, w, b, kernels=1)
+    agrees(lambda x, w: F.rms_norm(x, (7, 9), w, 1e-5), x, w, kernels=1)
 
 
 def test_variances_of_too_few_are_no_numbers_or_infinite():

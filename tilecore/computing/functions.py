@@ -10,7 +10,7 @@ from typing import Any
 from tilecore.computing import calls, composites, graph, norms, views
 from tilecore.computing.extents import Extent
 from tilecore.computing.graph import FLOATS, INTEGER, Node, need_floats, pointwise
-from tilecore.computing.reductions import reduced
+from tilecore.computing.reductions import part_of_long_rows, reduced
 from tilecore.computing.views import axes_of
 from tilecore.errors import ShapeMismatch, SourceSpan, TypeMismatch, UnsupportedSyntax
 
@@ -251,10 +251,34 @@ def _layer_norm(
     bias: Node | None = None, eps: float = 1e-5, *_: Any,
 ) -> Node:  # fmt: skip
     axes = _normalized(x, normalized_shape)
+    if len(axes) > 1:  # as one row
+        rows, weight, bias = (_in_rows(part, len(axes), span) for part in (x, weight, bias))
+        assert rows is not None
+        found = _layer_norm(span, rows, rows.shape[-1:], weight, bias, eps)
+        return graph.reshaped(found, x.shape, span)
+    dtype, x = x.dtype, _exact_if_in_parts(span, x)
     mean = _reduction("mean")(span, x, axes, True)
     centred = pointwise("sub", x, mean, span=span)
     found = _scaled(span, centred, centred, axes, weight, eps)
-    return found if bias is None else pointwise("add", found, bias, span=span)
+    found = found if bias is None else pointwise("add", found, bias, span=span)
+    return found if x.dtype == dtype else _to(span, found, dtype)
+
+
+def _in_rows(x: Node | None, count: int, span: SourceSpan) -> Node | None:
+    """Return a tensor with so many of its last axes as one."""
+    if x is None:
+        return None
+    lead = len(x.shape) - count
+    return graph.reshaped(x, (*x.shape[:lead], math.prod(x.shape[lead:])), span)
+
+
+def _exact_if_in_parts(span: SourceSpan, x: Node) -> Node:
+    """Return it in float32 where several kernels reduce its rows: what these store is exact then.
+
+    In a kernel everything is float32 anyway.
+    """
+    is_in_parts = part_of_long_rows(math.prod(x.shape[:-1]), x.shape[-1])
+    return _to(span, x, "float32") if is_in_parts and x.dtype in EPSILON else x
 
 
 def _batch_norm(
@@ -284,7 +308,15 @@ def _rms_norm(
 ) -> Node:  # fmt: skip
     axes = _normalized(x, normalized_shape)
     need_floats("rms_norm", x, span=span)
-    return _scaled(span, x, x, axes, weight, EPSILON[x.dtype] if eps is None else eps)
+    eps, dtype = EPSILON[x.dtype] if eps is None else eps, x.dtype
+    if len(axes) > 1:  # as one row
+        rows, weight = (_in_rows(part, len(axes), span) for part in (x, weight))
+        assert rows is not None
+        found = _rms_norm(span, rows, rows.shape[-1:], weight, eps)
+        return graph.reshaped(found, x.shape, span)
+    x = _exact_if_in_parts(span, x)
+    found = _scaled(span, x, x, axes, weight, eps)
+    return found if x.dtype == dtype else _to(span, found, dtype)
 
 
 EPSILON = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
