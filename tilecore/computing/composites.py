@@ -108,16 +108,13 @@ def var(
             expected="a variance with correction= or unbiased=", found="neither",
             hint="torch takes correction=1 where none is given, NumPy 0",
         )  # fmt: skip
-    axes, dtype = axes_of(x, dim), x.dtype
-    if dtype != "float32":  # the mean is not rounded
-        x = pointwise("cast", x, span=span, dtype="float32")
+    axes = axes_of(x, dim)
     count = math.prod(x.shape[a] for a in axes)
     less = correction if correction is not None else int(bool(unbiased))
-    mean = reduced("sum", x, axes, True, span, count)
+    mean = reduced("sum", x, axes, True, span, count, "float32")
     centred = pointwise("sub", x, mean, span=span)
     squares = pointwise("mul", centred, centred, span=span)
-    found = reduced("sum", squares, axes, keepdim, span, count - less)
-    return found if dtype == "float32" else pointwise("cast", found, span=span, dtype=dtype)
+    return reduced("sum", squares, axes, keepdim, span, count - less, x.dtype)
 
 
 def std(span: SourceSpan, x: Node, *given: Any, **named: Any) -> Node:

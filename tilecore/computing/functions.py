@@ -10,7 +10,7 @@ from typing import Any
 from tilecore.computing import calls, composites, graph, norms, views
 from tilecore.computing.extents import Extent
 from tilecore.computing.graph import FLOATS, INTEGER, Node, need_floats, pointwise
-from tilecore.computing.reductions import part_of_long_rows, reduced
+from tilecore.computing.reductions import reduced
 from tilecore.computing.views import axes_of
 from tilecore.errors import ShapeMismatch, SourceSpan, TypeMismatch, UnsupportedSyntax
 
@@ -171,7 +171,7 @@ def _to(span: SourceSpan, x: Node, *given: Any, dtype: Any = None, **_: Any) -> 
     if wanted is None:
         expected = f"an element type of {', '.join(FLOATS)}"
         raise TypeMismatch(expected=expected, found=", ".join(named) or "none")
-    return x if wanted == x.dtype else pointwise("cast", x, span=span, dtype=wanted)
+    return graph.cast(x, wanted, span)
 
 
 def _dtype_name(given: Any) -> str:
@@ -244,101 +244,6 @@ def _log_softmax(
     low = pointwise("sub", x, top, span=span)
     total = reduced("sum", pointwise("exp", low, span=span), axes, True, span)
     return pointwise("sub", low, pointwise("log", total, span=span), span=span)
-
-
-def _layer_norm(
-    span: SourceSpan, x: Node, normalized_shape: Sequence[int], weight: Node | None = None,
-    bias: Node | None = None, eps: float = 1e-5, *_: Any,
-) -> Node:  # fmt: skip
-    axes = _normalized(x, normalized_shape)
-    if len(axes) > 1:  # as one row
-        rows, weight, bias = (_in_rows(part, len(axes), span) for part in (x, weight, bias))
-        assert rows is not None
-        found = _layer_norm(span, rows, rows.shape[-1:], weight, bias, eps)
-        return graph.reshaped(found, x.shape, span)
-    dtype, x = x.dtype, _exact_if_in_parts(span, x)
-    mean = _reduction("mean")(span, x, axes, True)
-    centred = pointwise("sub", x, mean, span=span)
-    found = _scaled(span, centred, centred, axes, weight, eps)
-    found = found if bias is None else pointwise("add", found, bias, span=span)
-    return found if x.dtype == dtype else _to(span, found, dtype)
-
-
-def _in_rows(x: Node | None, count: int, span: SourceSpan) -> Node | None:
-    """Return a tensor with so many of its last axes as one."""
-    if x is None:
-        return None
-    lead = len(x.shape) - count
-    return graph.reshaped(x, (*x.shape[:lead], math.prod(x.shape[lead:])), span)
-
-
-def _exact_if_in_parts(span: SourceSpan, x: Node) -> Node:
-    """Return it in float32 where several kernels reduce its rows: what these store is exact then.
-
-    In a kernel everything is float32 anyway.
-    """
-    is_in_parts = part_of_long_rows(math.prod(x.shape[:-1]), x.shape[-1])
-    return _to(span, x, "float32") if is_in_parts and x.dtype in EPSILON else x
-
-
-def _batch_norm(
-    span: SourceSpan, x: Node, mean: Node, var: Node, weight: Node | None = None,
-    bias: Node | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
-) -> Node:  # fmt: skip
-    """Return it scaled by known statistics of each channel, axis 1."""
-    _ = momentum
-    if training or mean is None or var is None:
-        raise UnsupportedSyntax(
-            expected="a batch norm of known statistics", found="one that changes them",
-            hint="call the module's eval() before",
-        )  # fmt: skip
-    channels = (x.shape[1], *(1,) * (len(x.shape) - 2))
-    mean, var = (graph.reshaped(part, channels, span) for part in (mean, var))
-    scale = pointwise("rsqrt", pointwise("add", var, float(eps), span=span), span=span)
-    found = pointwise("mul", pointwise("sub", x, mean, span=span), scale, span=span)
-    for op, part in (("mul", weight), ("add", bias)):
-        if part is not None:
-            found = pointwise(op, found, graph.reshaped(part, channels, span), span=span)
-    return found
-
-
-def _rms_norm(
-    span: SourceSpan, x: Node, normalized_shape: Sequence[int], weight: Node | None = None,
-    eps: float | None = None,
-) -> Node:  # fmt: skip
-    axes = _normalized(x, normalized_shape)
-    need_floats("rms_norm", x, span=span)
-    eps, dtype = EPSILON[x.dtype] if eps is None else eps, x.dtype
-    if len(axes) > 1:  # as one row
-        rows, weight = (_in_rows(part, len(axes), span) for part in (x, weight))
-        assert rows is not None
-        found = _rms_norm(span, rows, rows.shape[-1:], weight, eps)
-        return graph.reshaped(found, x.shape, span)
-    x = _exact_if_in_parts(span, x)
-    found = _scaled(span, x, x, axes, weight, eps)
-    return found if x.dtype == dtype else _to(span, found, dtype)
-
-
-EPSILON = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
-
-
-def _scaled(
-    span: SourceSpan, x: Node, deviation: Node, axes: list[int], weight: Node | None, eps: float
-) -> Node:
-    squares = pointwise("mul", deviation, deviation, span=span)
-    mean = _reduction("mean")(span, squares, axes, True)
-    scale = pointwise("rsqrt", pointwise("add", mean, float(eps), span=span), span=span)
-    found = pointwise("mul", x, scale, span=span)
-    return found if weight is None else pointwise("mul", found, weight, span=span)
-
-
-def _normalized(x: Node, shape: Sequence[int]) -> list[int]:
-    wanted = tuple(int(n) for n in shape)
-    if not wanted or x.shape[-len(wanted) :] != wanted:
-        raise ShapeMismatch(
-            what="normalization", expected=f"the last axes of {x.shape}", found=shape
-        )
-    return list(range(len(x.shape) - len(wanted), len(x.shape)))
 
 
 # --- products -----------------------------------------------------------------------------------
@@ -559,9 +464,8 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType({
     "relu": _relu, "silu": _silu, "gelu": _gelu, "clamp": _clamp,
     "square": _square, "reciprocal": _reciprocal, "to": _to, "type": _to, "astype": _to,
     "float": _as("float32"), "half": _as("float16"), "bfloat16": _as("bfloat16"),
-    "softmax": _softmax, "log_softmax": _log_softmax, "layer_norm": _layer_norm,
-    "batch_norm": _batch_norm,
-    "rms_norm": _rms_norm, "matmul": _matmul, "linear": _linear, "addmm": _addmm,
+    "softmax": _softmax, "log_softmax": _log_softmax,
+    "matmul": _matmul, "linear": _linear, "addmm": _addmm,
     "grouped_mm": _grouped_mm,
     "scaled_dot_product_attention": _attention, "einsum": _einsum, "transpose": views.transpose,
     "t": views.turned, "permute": views.permute, "reshape": views.reshape,

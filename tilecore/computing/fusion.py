@@ -21,7 +21,7 @@ from tilecore.computing.graph import (
     pointwise,
     reshaped,
     rewritten,
-    with_args,
+    rewritten_beside,
 )
 from tilecore.computing.halves import in_halves
 from tilecore.computing.parts import in_parts
@@ -66,16 +66,13 @@ class Group:
         group._add(root)
         return group
 
-    def take(self, node: Node, users: Sequence[Node]) -> bool:
-        """Add a producer if the kernel can compute it; return whether it does."""
-        if not self.accepts(node, users):
-            return False
+    def take(self, node: Node, users: Sequence[Node]) -> None:
+        """Add a producer that it accepts."""
         if self._is_before(users):
             self.before.add(node)
             self.members.append(node)
         else:
             self._add(node)
-        return True
 
     def accepts(self, node: Node, users: Sequence[Node]) -> bool:
         """Return whether the kernel can compute a producer; ``users``: who reads it in the kernel.
@@ -204,32 +201,26 @@ def _in_front_of_views(roots: Sequence[Node]) -> list[Node]:
 
     The kernel that makes it can compute them, if nobody else reads it.
     """
-    nodes, results = ordered(roots), set(roots)
-    users, new = consumers(nodes), dict[Node, Node]()
+    users, results = consumers(ordered(roots)), set(roots)
 
     def is_for(node: Node, user: Node) -> bool:
         return node not in results and set(users[node]) == {user}
 
-    for node in nodes:
-        args = tuple(new[a] if isinstance(a, Node) else a for a in node.args)
-        is_same = all(a is b for a, b in zip(args, node.args, strict=True))
-        new[node] = node if is_same else with_args(node, args)
+    def change(node: Node, before: Node) -> Node:
         if node.kind != "pointwise" or len(set(node.producers)) != 1:
-            continue
-        shaped = node.producers[0]
-        view = new[shaped]
-        if (view.kind, view.op) != ("view", "reshape") or not is_for(shaped, node):
-            continue
+            return node
+        view, shaped = node.producers[0], before.producers[0]
+        if (view.kind, view.op) != ("view", "reshape") or not is_for(shaped, before):
+            return node
         (made,) = view.producers
         is_first = shaped.kind == "view"  # else it is in front of the view by now
         if made.kind in WITHOUT_KERNEL or (is_first and not is_for(shaped.producers[0], shaped)):
-            continue
-        of_made = tuple(made if isinstance(a, Node) else a for a in args)
-        inner = Node(
-            "pointwise", node.op, of_made, made.shape, node.dtype, node.attrs, node.span
-        )  # fmt: skip
-        new[node] = reshaped(inner, node.shape, node.span)
-    return [new[root] for root in roots]
+            return node
+        args = tuple(made if isinstance(a, Node) else a for a in node.args)
+        inner = Node("pointwise", node.op, args, made.shape, node.dtype, node.attrs, node.span)
+        return reshaped(inner, node.shape, node.span)
+
+    return rewritten_beside(roots, change)
 
 
 def _is_made_of_halves(node: Node) -> bool:

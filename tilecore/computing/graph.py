@@ -87,11 +87,18 @@ def consumers(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
 
 def rewritten(roots: Sequence[Node], change: Callable[[Node], Node]) -> list[Node]:
     """Return roots whose nodes were changed, producers first."""
+    return rewritten_beside(roots, lambda node, _: change(node))
+
+
+def rewritten_beside(
+    roots: Sequence[Node], change: Callable[[Node, Node], Node]
+) -> list[Node]:  # fmt: skip
+    """Return the same; ``change`` is told a node with changed producers, and what it was before."""
     new: dict[Node, Node] = {}
     for node in ordered(roots):
         args = tuple(new[a] if isinstance(a, Node) else a for a in node.args)
         is_same = all(a is b for a, b in zip(args, node.args, strict=True))
-        new[node] = change(node if is_same else with_args(node, args))
+        new[node] = change(node if is_same else with_args(node, args), node)
     return [new[root] for root in roots]
 
 
@@ -134,6 +141,11 @@ def pointwise(op: str, *args: Any, span: SourceSpan, dtype: str | None = None) -
         raise _not_of_integers(op, tensors[0], span)
     numbers = (a if isinstance(a, Node) or varies(a) else float(a) for a in args)
     return Node("pointwise", op, tuple(numbers), shape, dtype or common_dtype(floats), span=span)
+
+
+def cast(x: Node, dtype: str, span: SourceSpan) -> Node:
+    """Return a tensor with another element type."""
+    return x if x.dtype == dtype else pointwise("cast", x, span=span, dtype=dtype)
 
 
 def need_floats(what: str, *tensors: Node, span: SourceSpan) -> None:

@@ -12,7 +12,16 @@ from types import MappingProxyType
 from typing import Any
 
 from tilecore.computing.extents import divides, varies
-from tilecore.computing.graph import Node, Shape, need_floats, permuted, pointwise, reshaped, sliced
+from tilecore.computing.graph import (
+    Node,
+    Shape,
+    cast,
+    need_floats,
+    permuted,
+    pointwise,
+    reshaped,
+    sliced,
+)
 from tilecore.errors import SourceSpan
 
 FEW_ROWS, LONG_ROW = 64, 8192  # fewer rows and longer ones are reduced in parts
@@ -20,16 +29,18 @@ MOST_OF_ROW, LEAST_OF_ROW = 4096, 63
 FEW_PARTS = 8  # of an axis, which are added up element by element
 LEAST_BEHIND = 32  # elements behind an axis: with fewer it is laid out to be the last
 FEW = 8192  # elements in all that are not laid out for it
-LYING = ("input", "call")  # what no kernel could still compute in passing
+THERE = ("input", "call")  # what no kernel could still compute in passing
 PAIRWISE = {"sum": "add", "amax": "maximum", "amin": "minimum"}
 
 
 def reduced(
-    op: str, x: Node, axes: Sequence[int], keepdim: bool, span: SourceSpan, by: Any = 1
-) -> Node:
+    op: str, x: Node, axes: Sequence[int], keepdim: bool, span: SourceSpan, by: Any = 1,
+    dtype: str | None = None,
+) -> Node:  # fmt: skip
     """Return the sum divided by a number, or the largest or smallest element over some axes.
 
     What is divided by 0, or by less, is infinite, or no number: as of a variance in torch.
+    ``dtype``: of the result, in which one kernel may store it for others; None: that of ``x``.
 
     Raises:
         TypeMismatch: of truth or integers (TC202).
@@ -37,7 +48,7 @@ def reduced(
     need_floats(op, x, span=span)
     rest = tuple(n for axis, n in enumerate(x.shape) if axis not in axes)
     whole = tuple(1 if axis in axes else n for axis, n in enumerate(x.shape))
-    x = _over(op, x, axes, x.dtype, span, is_kept=keepdim and len(axes) == 1)
+    x = _over(op, x, axes, dtype or x.dtype, span, is_kept=keepdim and len(axes) == 1)
     if varies(by):
         x = pointwise("div", x, by, span=span)
     elif by != 1:
@@ -85,7 +96,7 @@ def _over_last(op: str, x: Node, first: int, dtype: str, span: SourceSpan) -> No
     rows, last = x.shape[:first], x.shape[first:]
     columns = math.prod(last)
     attrs = MappingProxyType({"keeps_nan": op != "sum"})
-    part = part_of_long_rows(math.prod(rows), columns)
+    part = _part_of_long_rows(math.prod(rows), columns)
     if part:  # each part by a block of its own
         into = (columns // part, part)
         split = _regrouped(x, last, into, 0, span) or reshaped(x, (*rows, *into), span)
@@ -96,7 +107,7 @@ def _over_last(op: str, x: Node, first: int, dtype: str, span: SourceSpan) -> No
     return Node("reduce", op, (flat,), (*rows, 1), dtype, attrs, span)
 
 
-def part_of_long_rows(rows: int, columns: int) -> int:
+def _part_of_long_rows(rows: int, columns: int) -> int:
     """Return how long parts of rows are that keep many blocks at work; 0: rows as they are."""
     if rows >= FEW_ROWS or columns < LONG_ROW:
         return 0
@@ -147,7 +158,7 @@ def _regrouped(
         return Node("pointwise", x.op, tuple(args), shape, x.dtype, x.attrs, x.span)
     if is_part and own != whole:
         return reshaped(x, shape, span)
-    is_there = not is_part or _source(x).kind in LYING
+    is_there = not is_part or _source(x).kind in THERE
     return reshaped(x, shape, span) if is_there and _lies_whole(x) else None
 
 
@@ -176,4 +187,4 @@ def _fold(op: str, x: Node, axis: int, keepdim: bool, dtype: str, span: SourceSp
         part = sliced(x, index, shape, span)
         found = part if found is None else pointwise(PAIRWISE[op], found, part, span=span)
     assert found is not None
-    return found if found.dtype == dtype else pointwise("cast", found, span=span, dtype=dtype)
+    return cast(found, dtype, span)
