@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, reduce
+from functools import cache, lru_cache, reduce
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 
@@ -16,12 +17,16 @@ from recommender.few_rows_model import joined_blocks
 from recommender.gpu_model import gpu_terms
 from recommender.hardware import HardwareProfile
 from recommender.op_model import op_terms
+from recommender.open_shapes import Hashed
 from recommender.space import SearchSpace
-from tilecore.graph import Contraction, TileGraph, evaluate
+from recommender.straight_line import StraightLine, place_of_largest, plain
+from tilecore.graph import Bindings, Contraction, TileGraph, evaluate, sole_contraction
 from tilecore.lazy import cached_property
+from tilecore.tile_config import KnobValue
 
 PREFILTER = 512  # candidates worth a second look, the best by this model
 ANALYTIC_SPREAD = (0.75, 1.6)  # 80 % of measurements lie within, before anything was learned
+TIME = "time"  # beside the names of terms
 ADVICE = {
     "fma": "at the arithmetic limit of the cores: only fewer operations would help",
     "loads": "operand loads outnumber FMAs: use a squarer register tile (micro_m, micro_n)",
@@ -94,6 +99,10 @@ class Estimates:
         """Return the estimates of the same configs on another number of cores (0: all)."""
         return self if self.again is None else self.again(threads)
 
+    def times_with(self, row: int) -> Callable[[int], float]:
+        """Return what tells the time of one config on any number of cores."""
+        return lambda threads: self.on(threads).time_s.item(row)
+
     @cached_property
     def resources_s(self) -> Mapping[str, np.ndarray]:
         """Time that each resource alone would need."""
@@ -102,7 +111,7 @@ class Estimates:
     @cached_property
     def terms_s(self) -> Mapping[str, np.ndarray]:
         """What adds up to ``time_s``; the micro-kernel's time counts under what bounds it."""
-        return {name: np.asarray(seconds) for name, seconds in self.terms().items()}
+        return {name: plain(seconds) for name, seconds in self.terms().items()}
 
     @property
     def bound_by(self) -> np.ndarray:
@@ -113,15 +122,8 @@ class Estimates:
 
     def at(self, row: int) -> Estimate:
         """Return the estimate of one config."""
-        terms = {
-            name: seconds
-            for name, column in self.terms_s.items()
-            if (seconds := column.item(row)) > 0
-        }
-        bound = max(terms, key=terms.__getitem__)
-        return Estimate(
-            self.time_s.item(row), terms, bound, self.work_flop, self.threads, self.unit
-        )
+        terms = [(name, column.item(row)) for name, column in self.terms_s.items()]
+        return _estimate(self.time_s.item(row), terms, self.work_flop, self.threads, self.unit)
 
 
 def estimate(
@@ -144,6 +146,48 @@ def estimate(
         space.graph, space.site, space.hardware, known,
         work_flop=space.definition.work_flop(space.problem), threads=threads, constants=constants,
     )  # fmt: skip
+
+
+def estimate_each(
+    space: SearchSpace, configs: Sequence[Mapping[str, KnobValue]], *, threads: int = 0
+) -> list[Estimate]:
+    """Return the estimates of a few configs, each at the cost of some arithmetic of Python.
+
+    What ``estimate`` finds, which takes as long for one config as for hundreds. It does where sizes
+    are no symbols: the text of a formula is worth making where it is used for other sizes, too.
+    """
+    hardware, cores = space.hardware, _cores(threads, space.hardware)
+    if space.sizes and hardware.kind == "cpu":
+        straight = _straight(space.graph, Hashed(hardware, hardware.key), cores)
+        found = [straight({**row, **space.sizes}) for row in space.given(configs)]
+        if None not in found:
+            work_flop = space.definition.work_flop(space.problem)
+            return [_estimate(x.pop(TIME), x.items(), work_flop, cores) for x in found if x]
+    estimates = estimate(space, space.table(configs), threads=threads)
+    return [estimates.at(i) for i in range(len(configs))]
+
+
+@lru_cache(maxsize=64)
+def _straight(graph: TileGraph, device: Hashed, cores: int) -> StraightLine:
+    """Return the model of a program whose sizes are symbols, in straight-line code."""
+    site, hardware = sole_contraction(graph), device.value
+
+    def model(columns: dict[str, Any]) -> Mapping[str, Any]:
+        found = estimate_graph(
+            graph, site, hardware, Bindings(columns), work_flop=0.0, threads=cores
+        )  # fmt: skip
+        return {TIME: found.time_s, **found.terms_s}
+
+    return StraightLine(model)
+
+
+def _estimate(
+    time_s: float, terms_s: Iterable[tuple[str, float]], work_flop: float, threads: int,
+    unit: str = "thread(s)",
+) -> Estimate:  # fmt: skip
+    """Return an estimate of what is in it."""
+    terms = {name: seconds for name, seconds in terms_s if seconds > 0}
+    return Estimate(time_s, terms, max(terms, key=terms.__getitem__), work_flop, threads, unit)
 
 
 def estimate_graph(
@@ -224,11 +268,9 @@ def _of_product(
 
     def terms() -> dict[str, np.ndarray]:
         resources_s = resources()
-        slowest = np.argmax(np.stack(list(resources_s.values())), axis=0)
-        kernel = np.zeros((len(resources_s), len(slowest)))
-        kernel[slowest, np.arange(len(slowest))] = np.asarray(core.kernel) / cores
+        slowest, kernel = place_of_largest(list(resources_s.values())), core.kernel / cores
         return {
-            **dict(zip(resources_s, kernel, strict=True)),
+            **{name: np.where(slowest == i, kernel, 0.0) for i, name in enumerate(resources_s)},
             "calls": core.calls / cores,
             "update_c": core.update_c / cores,
             "pack_a": core.pack_a / cores,
@@ -238,7 +280,7 @@ def _of_product(
             "launch": launch,
         }
 
-    time_s = np.asarray(alone * spread + (core.pack_b_once / cores + launch))
+    time_s = plain(alone * spread + (core.pack_b_once / cores + launch))
     return Estimates(
         time_s, terms, resources, t, work_flop, cores,
         again=on,
@@ -276,4 +318,5 @@ def _of_ops(
 
 def _total(terms: Iterable[np.ndarray]) -> np.ndarray:
     """Return the sum of terms as a plain column."""
-    return np.asarray(reduce(np.add, terms))
+    column: np.ndarray = plain(reduce(np.add, terms))
+    return column

@@ -8,7 +8,6 @@ them take the place of the register tile, whatever micro_m and micro_n say.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from recommender.factored import constant, may_hold
 from recommender.hardware import HardwareProfile
+from recommender.straight_line import same_for_all
 from tilecore.graph import Contraction, Loop, evaluate, free_vars, product
 from tilecore.inference import few_rows, gemm_order, plan
 from tilecore.inference.dots import DOTS, TILE_ROWS, Dot
@@ -54,7 +54,7 @@ class Tiling:
             self.k = self._walked(site.depth_loop, site.k)
         self.products = max((self._known(x, {}) for x in site.products), default=1.0)
         if self._row_loop is not None:  # products of no rows read nothing
-            share = -math.expm1(-self.m)  # of those that have some, where chance deals rows out
+            share = -np.expm1(-self.m)  # of those that have some, where chance deals rows out
             self.m, self.products = self.m / share, self.products * share
 
     @cached_property
@@ -63,7 +63,8 @@ class Tiling:
         source = self._site.a.source
         assert source is not None
         extent = evaluate(source.buffer.shape[-1], self._columns)
-        return int(extent) * source.buffer.dtype.itemsize
+        stride: int = same_for_all(extent) * source.buffer.dtype.itemsize
+        return stride
 
     @property
     def is_tiled(self) -> bool:
@@ -201,7 +202,8 @@ class Tiling:
 
     def _known(self, expr: Expr, values: Mapping[str, int]) -> float:
         found = evaluate(expr, {**self._columns, **values})
-        return float(np.asarray(found).flat[0])
+        known: float = same_for_all(found) * 1.0
+        return known
 
     def _knob(self, name: str) -> Floats:
         asked = self._columns.get(name)
@@ -361,8 +363,8 @@ def whole_extents(site: Contraction, sizes: Mapping[str, Any]) -> tuple[float, f
     a, b = site.a.source, site.b.source
     if a is None or b is None:
         raise ValueError("a contraction of computed operands has no tensor extents")
-    a_shape = [float(evaluate(e, sizes)) for e in a.buffer.shape[-2:]]
-    b_shape = [float(evaluate(e, sizes)) for e in b.buffer.shape[-2:]]
+    a_shape = [same_for_all(evaluate(e, sizes)) * 1.0 for e in a.buffer.shape[-2:]]
+    b_shape = [same_for_all(evaluate(e, sizes)) * 1.0 for e in b.buffer.shape[-2:]]
     m, k = reversed(a_shape) if site.a.is_transposed else a_shape
     n = b_shape[0] if site.b.is_transposed else b_shape[1]
     return m, n, k

@@ -8,7 +8,7 @@ from typing import Protocol as TypingProtocol
 import numpy as np
 from numpy.typing import NDArray
 
-from recommender.analytic import ANALYTIC_SPREAD, estimate
+from recommender.analytic import ANALYTIC_SPREAD, estimate_each
 from recommender.predict import Learned, forecast, forecast_configs
 from recommender.program_table import ProgramTable
 from recommender.space import SearchSpace
@@ -71,9 +71,10 @@ class KernelCandidates:
         """Return the expected time with the cores asked for over that with ``threads``."""
         if self._space.hardware.kind != "cpu":
             return 1.0
-        columns = self._space.table([config])
-        wanted = estimate(self._space, columns, threads=self._cores).time_s[0]
-        return float(wanted / estimate(self._space, columns, threads=threads).time_s[0])
+        (wanted,), (given,) = (
+            estimate_each(self._space, [config], threads=n) for n in (self._cores, threads)
+        )
+        return wanted.time_s / given.time_s
 
 
 class TableCandidates:

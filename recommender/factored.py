@@ -20,6 +20,8 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
+from recommender.straight_line import Noted
+
 Axes = tuple[int, ...]
 KEPT_GRIDS = 4  # of the same knobs; some megabytes each
 _SCALARS = {int, float, bool, str, np.float64, np.int64, np.bool_, np.str_}
@@ -203,6 +205,13 @@ class Factored(NDArrayOperatorsMixin):
 
 def may_hold(mask: Any) -> bool:
     """Return whether a condition may hold for a config; False only where it holds for none."""
+    return type(mask) is Noted or any_holds(mask)
+
+
+def any_holds(mask: Any) -> bool:
+    """Return whether a condition holds for a config, where that concerns all of them."""
+    if type(mask) is Noted:
+        return bool(mask)
     return bool(np.count_nonzero(mask.values if type(mask) is Factored else mask))
 
 
@@ -210,6 +219,8 @@ def constant(value: Any, like: Any) -> Any:
     """Return a column like another one, or of a grid, with the same value for every config."""
     if isinstance(like, (Grid, Factored)):
         return Factored(like if isinstance(like, Grid) else like.grid, (), np.asarray(value))
+    if type(value) is Noted:
+        return value
     return np.full(len(like), value)
 
 

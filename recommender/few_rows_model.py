@@ -16,6 +16,7 @@ from recommender.cpu_choices import Tiling
 from recommender.cpu_terms import CoreTerms, fma_slot_s
 from recommender.factored import may_hold
 from recommender.hardware import HardwareProfile
+from recommender.straight_line import from_table
 from tilecore.graph import Contraction
 from tilecore.inference.few_rows import MOST_ROWS_AT_ONCE, ROWS_AT_ONCE, streams_of_dots
 from tilecore.ir.nodes import Atomic, Reduce, Scan
@@ -131,4 +132,4 @@ def _register_tile(t: Tiling, hardware: HardwareProfile) -> tuple[np.ndarray, np
     rows = np.minimum(t.block_m, t.rows)
     at_once = np.ceil(rows / np.ceil(rows / MOST_ROWS_AT_ONCE))
     by_rows = [streams_of_dots(i + 1, hardware.vector_registers) for i in range(MOST_ROWS_AT_ONCE)]
-    return at_once, np.array(by_rows, float)[at_once.astype(int) - 1]
+    return at_once, from_table(by_rows, at_once.astype(int) - 1)

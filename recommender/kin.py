@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from recommender.analytic import Estimate, estimate
+from recommender.analytic import Estimate, estimate, estimate_each
 from recommender.cpu_choices import whole_extents
 from recommender.errors import EmptySpace
 from recommender.hardware import HardwareProfile
@@ -109,7 +109,7 @@ def _told(
     problem, hardware, cores = dict(workload.problem), space.hardware, workload.threads
     gemm_space = SearchSpace.outline(gemm.on(hardware.kind), problem, hardware)
     own = estimate(space, columns, threads=cores).at(0)
-    theirs = estimate(gemm_space, gemm_space.table([found.config]), threads=cores).at(0)
+    (theirs,) = estimate_each(gemm_space, [found.config], threads=cores)
     return Evidence(config, space, _with_times(found, workload, own, own.time_s / theirs.time_s))
 
 

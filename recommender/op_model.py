@@ -231,7 +231,7 @@ def _tile_rate(
     far = min(l2, c.far_factor * hardware.core_bandwidth_bytes_per_s)
     levels = [held <= hardware.l1d_bytes, held <= hardware.l2_bytes / 2]
     if not _is_of_rows(launch):
-        return np.select(levels, [l1, l2], far)
+        return np.where(levels[0], l1, np.where(levels[1], l2, far))
     beyond = np.log2(np.maximum(held / hardware.l1d_bytes, 1.0)) / c.row_l2_doublings
     between = 1.0 / (1.0 / l1 + np.minimum(beyond, 1.0) * (1.0 / l2 - 1.0 / l1))
     return np.where(levels[1], between, far)

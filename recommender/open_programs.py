@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recommender.analytic import ANALYTIC_SPREAD, PREFILTER, estimate
+from recommender.analytic import ANALYTIC_SPREAD, PREFILTER, estimate, estimate_each
 from recommender.diversity import different
 from recommender.errors import EmptySpace, NoClosedForm
 from recommender.hardware import HardwareProfile
@@ -229,7 +229,7 @@ class _Ranking:
                 rationale=chosen.found.rationale, source=chosen.found.source,
             )  # fmt: skip
         space, time_s = chosen.space, chosen.time_s
-        why = estimate(space, space.table([chosen.config]), threads=self.cores).at(0)
+        (why,) = estimate_each(space, [chosen.config], threads=self.cores)
         return RecommendedConfig(
             config=program, lowering=lowering, time_s=time_s,
             interval_s=(time_s * ANALYTIC_SPREAD[0], time_s * ANALYTIC_SPREAD[1]),

@@ -9,7 +9,14 @@ from functools import lru_cache
 
 import numpy as np
 
-from recommender.analytic import ANALYTIC_SPREAD, PREFILTER, Estimate, Estimates, estimate
+from recommender.analytic import (
+    ANALYTIC_SPREAD,
+    PREFILTER,
+    Estimate,
+    Estimates,
+    estimate,
+    estimate_each,
+)
 from recommender.around import around
 from recommender.cost_model import CostModel, Prediction
 from recommender.cpu_choices import Columns
@@ -223,8 +230,8 @@ def _by_formula(
     def explain(positions: Sequence[int]) -> list[Estimate]:
         if all(p < len(explained) for p in positions):
             return [picked.at(count + p) for p in positions]
-        few = estimate(space, space.rows(order[list(positions)]), threads=threads)
-        return [few.at(i) for i in range(len(positions))]
+        configs = [space.config(row) for row in order[list(positions)].tolist()]
+        return estimate_each(space, configs, threads=threads)
 
     return told(explain, known)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recommender.analytic import estimate
+from recommender.analytic import estimate, estimate_each
 from recommender.diversity import different
 from recommender.freshness import differences, driver_differences
 from recommender.hardware import HardwareProfile
@@ -87,10 +87,24 @@ def recommend(
         key = (workload, hardware.key, digest, toolchain_key, hardware.driver)
         measured = _different(store.fastest(*key, count=8 * top_k), space, top_k)
     if len(measured) >= top_k:
-        estimates = estimate(space, space.table([m.config for m in measured]), threads=threads)
-        return [of_measurement(m, i, hardware, estimates) for i, m in enumerate(measured)]
+        return _all_measured(measured, space, threads)
     asked = _Asked(workload, space, threads, store, (digest, toolchain_key), use_exact)
     return _estimated(asked, measured[:1], top_k)[: top_k + spare]
+
+
+def _all_measured(
+    found: Sequence[Measurement], space: SearchSpace, threads: int
+) -> list[Recommendation]:
+    """Return an answer of what was measured alone."""
+    explained = estimate_each(space, [m.config for m in found], threads=threads)
+
+    def times_with(config: TileConfig) -> Callable[[int], float]:
+        return lambda cores: estimate_each(space, [config], threads=cores)[0].time_s
+
+    return [
+        of_measurement(m, rank, space.hardware, explained[rank], times_with(m.config))
+        for rank, m in enumerate(found)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +132,12 @@ def _estimated(asked: _Asked, best: Sequence[Measurement], count: int) -> list[R
     told: list[Recommendation] = []
     if expected.given is not None:
         known = expected.given
-        told = [of_measurement(m, i, space.hardware, known.estimates) for i, m in enumerate(best)]
+        told = [
+            of_measurement(
+                m, i, space.hardware, known.estimates.at(i), known.estimates.times_with(i)
+            )
+            for i, m in enumerate(best)
+        ]
         told_of = [(n, _differences(n, asked)) for n in neighbours]
         told += [
             of_neighbour(n, doubts, space.hardware, known.expected_s(i), known.estimates.at(i))

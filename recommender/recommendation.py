@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from recommender.analytic import Estimate, Estimates
+from recommender.analytic import Estimate
 from recommender.freshness import OTHER_CODE, OTHER_DRIVER, driver_differences
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, Protocol
@@ -49,24 +49,31 @@ class Recommendation:
 
 
 def of_measurement(
-    m: Measurement, row: int, hardware: HardwareProfile, estimates: Estimates
-) -> Recommendation:
-    """Return what was measured for exactly a workload; its estimate is that of a row, 0: the best.
+    m: Measurement, rank: int, hardware: HardwareProfile, explained: Estimate,
+    expected_s: Callable[[int], float],
+) -> Recommendation:  # fmt: skip
+    """Return what was measured for exactly a workload.
 
     What another driver measured has less confidence, what one thread did is scaled to all.
+
+    Args:
+        m: the measurement.
+        rank: 0: the best.
+        hardware: the device.
+        explained: the analytic estimate, with the workload's threads.
+        expected_s: returns the same time with another number of threads.
     """
     time_s = m.time_s
     assert time_s is not None
     doubts = driver_differences(m, hardware.driver)
     scale = 1.0
-    if m.threads != estimates.threads:  # by the predicted ratio
-        scale = float(estimates.time_s[row] / estimates.on(m.threads).time_s[row])
+    if m.threads != explained.threads:  # by the predicted ratio
+        scale = explained.time_s / expected_s(m.threads)
     times = sorted(t * scale for t in m.times_s)
-    explained = estimates.at(row)
     how = f"median of {len(times)} repeats on {m.measured_at.date()}"
     if m.protocol is Protocol.SCREEN:
-        how += f", one thread, scaled to {estimates.threads}"
-    what = "best measured" if row == 0 else "another one measured"
+        how += f", one thread, scaled to {explained.threads}"
+    what = "best measured" if rank == 0 else "another one measured"
     return Recommendation(
         config=m.config,
         source="measured",

@@ -15,7 +15,15 @@ from recommender.errors import EmptySpace, UnknownCandidate
 from recommender.factored import Factored, Grid, kept_codes
 from recommender.gpu_limits import gpu_limits
 from recommender.hardware import HardwareProfile
-from recommender.limits import Limit, hard_limits, soft_limits, value_fault, with_sizes
+from recommender.limits import (
+    KEPT,
+    Limit,
+    hard_limits,
+    hard_rule,
+    soft_limits,
+    value_fault,
+    with_sizes,
+)
 from recommender.open_shapes import Hashed, TracedShape, traced
 from tilecore.errors import InvalidConfig
 from tilecore.graph import Bindings, Contraction, TileGraph, sole_contraction
@@ -189,16 +197,24 @@ class SearchSpace:
 
     def can_run(self, configs: Sequence[Mapping[str, KnobValue]]) -> list[bool]:
         """Return of each config whether it can run, be it in the space or not (see ``check``)."""
-        found = [not self._value_faults(config) for config in configs]
-        if any(found):
-            columns = self.table([c for c, is_fine in zip(configs, found, strict=True) if is_fine])
-            kept = np.ones(sum(found), bool)
-            for limit in self.limits:
-                if limit.is_hard:
-                    kept &= np.asarray(limit.holds(columns))
-            rest = iter(kept.tolist())
-            found = [is_fine and next(rest) for is_fine in found]
-        return found
+        are_fine = [not self._value_faults(config) for config in configs]
+        fine = [config for config, is_fine in zip(configs, are_fine, strict=True) if is_fine]
+        kept = iter(self._keep_hard_limits(fine))
+        return [is_fine and next(kept) for is_fine in are_fine]
+
+    def _keep_hard_limits(self, configs: Sequence[Mapping[str, KnobValue]]) -> list[bool]:
+        """Return of each config, whose values are in range, whether it keeps the hard limits."""
+        if self.sizes and self.hardware.kind == "cpu":
+            device = Hashed(self.hardware, self.hardware.key)
+            keeps = hard_rule(self.graph, tuple(self.values), device, tuple(self.sizes))
+            found = [keeps({**row, **self.sizes}) for row in self.given(configs)]
+            if None not in found:
+                return [x[KEPT] for x in found if x]
+        columns, kept = self.table(configs), np.ones(len(configs), bool)
+        for limit in self.limits:
+            if limit.is_hard:
+                kept &= np.asarray(limit.holds(columns))
+        return kept.tolist()
 
     def neighbours(self, config: Mapping[str, KnobValue]) -> list[int]:
         """Return the candidates that differ from ``config`` in one knob.
@@ -216,11 +232,15 @@ class SearchSpace:
 
     def table(self, configs: Sequence[Mapping[str, KnobValue]]) -> Columns:
         """Return columns for any configs (missing knobs take their default)."""
-        rows = list(map(_values_of, configs))
-        return {
-            k.name: np.array([row.get(k.name, k.default) for row in rows])
-            for k in self.definition.knobs_of(self.hardware.kind)
-        }
+        rows = self.given(configs)
+        knobs = self.definition.knobs_of(self.hardware.kind)
+        return {k.name: np.array([row[k.name] for row in rows]) for k in knobs}
+
+    def given(self, configs: Sequence[Mapping[str, KnobValue]]) -> list[dict[str, KnobValue]]:
+        """Return the values of all knobs of any configs (missing ones take their default)."""
+        knobs = self.definition.knobs_of(self.hardware.kind)
+        rows = map(_values_of, configs)
+        return [{k.name: row.get(k.name, k.default) for k in knobs} for row in rows]
 
     def rows(self, indices: np.ndarray) -> Columns:
         """Return the columns of some candidates."""

@@ -6,7 +6,6 @@ with products where neither stays: then the time of both comes on top.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,7 +84,7 @@ def tile_terms(
     moved = runs * sums * (2.0 - 1.0 / t.steps)
     copies = np.where(t.is_a_packed | t.is_a_staged, t.a_reuse, 0)
     pack_b_s = b_bytes * (slot_s / c.b_pack_bytes_per_slot + 1.0 / far) / np.sqrt(pieces)
-    zero = np.zeros_like(fma)
+    zero = fma * 0.0
     return CoreTerms(
         resources=lambda: {"fma": fma, "loads": zero, "latency": zero, "l2": l2, "l3": l3},
         kernel=fma + l2 + l3,
@@ -123,8 +122,8 @@ def _near_bytes(
 
 def _scatter(t: Tiling, site: Contraction, c: TileConstants) -> np.ndarray:
     """Return the time of storing the output relative to storing it row by row."""
-    stride = t.n * site.dtype.itemsize
-    kept = L1_SETS * L1_WAYS / max(1.0, math.gcd(int(stride), 1 << 20) / 64)
+    stride = np.multiply(t.n, site.dtype.itemsize).astype(int)
+    kept = L1_SETS * L1_WAYS / np.maximum(1.0, np.gcd(stride, 1 << 20) / 64)
     crowded = np.maximum(1.0, np.minimum(t.block_m, t.m) / kept)
     rows_first = t.takes_rows_first
     return np.where(rows_first, 1.0, 1.0 + c.scatter_share * np.log2(crowded))
@@ -137,9 +136,9 @@ def _rows_kept(t: Tiling, lines: float) -> np.ndarray:
     """
     line = 64
     stride = t.row_stride_bytes
-    apart = math.gcd(stride, 1 << 20) / line
+    apart = np.gcd(stride, 1 << 20) / line
     is_copied = t.is_a_packed | t.is_a_staged
-    kept: np.ndarray = np.where(is_copied, lines, lines / max(1.0, apart))
+    kept: np.ndarray = np.where(is_copied, lines, lines / np.maximum(1.0, apart))
     return kept
 
 

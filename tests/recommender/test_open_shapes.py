@@ -33,17 +33,23 @@ LEGAL = {  # sizes that others have to go with
 SIZE = st.one_of(st.integers(1, 40), st.integers(1, 5000), st.sampled_from((64, 1024, 4096)))
 
 
-@pytest.mark.parametrize("name", sorted(kernels.KERNELS))
-@settings(deadline=None, max_examples=6)
-@given(data=st.data(), hardware=st.sampled_from(DEVICES))
-def test_spaces_and_estimates_are_those_of_a_trace_of_the_shape(data, name, hardware):
-    kernel = kernels.get(name)
+def problem_of(data, kernel):
+    """Return a problem of a kernel of the library."""
     sizes = [f.name for f in kernel.fields if f.kind == "dimension"]
     given_sizes = {size: data.draw(LEGAL.get(size, SIZE)) for size in sizes}
     dtypes = next(f for f in kernel.fields if f.name == "dtype").choices
     dtype = data.draw(st.sampled_from([d for d in dtypes if d in ("float32", "bfloat16", "int8")]))
     flags = {f.name: data.draw(st.booleans()) for f in kernel.fields if f.kind == "flag"}
-    problem = kernel.parse_problem({**given_sizes, **flags, "dtype": dtype})
+    return kernel.parse_problem({**given_sizes, **flags, "dtype": dtype})
+
+
+@pytest.mark.parametrize("name", sorted(kernels.KERNELS))
+@settings(deadline=None, max_examples=6)
+@given(data=st.data(), hardware=st.sampled_from(DEVICES))
+def test_spaces_and_estimates_are_those_of_a_trace_of_the_shape(data, name, hardware):
+    kernel = kernels.get(name)
+    problem = problem_of(data, kernel)
+    sizes = [f.name for f in kernel.fields if f.kind == "dimension"]
     definition = kernel.on(hardware.kind)
     graph = build(definition.program(problem, knob_symbols(definition)))
     try:
@@ -54,7 +60,7 @@ def test_spaces_and_estimates_are_those_of_a_trace_of_the_shape(data, name, hard
         return
     opened = SearchSpace.build(definition, problem, hardware)
     symbols = set(sizes) - set(definition.numbers(problem))
-    assert opened.sizes == {size: given_sizes[size] for size in symbols} != {}
+    assert opened.sizes == {size: problem[size] for size in symbols} != {}
     assert closed.sizes == {}
     np.testing.assert_array_equal(opened.codes, closed.codes)
     threads = data.draw(st.integers(1, 64))
