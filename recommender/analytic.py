@@ -156,13 +156,15 @@ def estimate_each(
     What ``estimate`` finds, which takes as long for one config as for hundreds. It does where sizes
     are no symbols: the text of a formula is worth making where it is used for other sizes, too.
     """
-    hardware, cores = space.hardware, _cores(threads, space.hardware)
-    if space.sizes and hardware.kind == "cpu":
+    hardware = space.hardware
+    cores = _cores(threads if hardware.kind == "cpu" else 0, hardware)
+    if space.sizes:
         straight = _straight(space.graph, Hashed(hardware, hardware.key), cores)
         found = [straight({**row, **space.sizes}) for row in space.given(configs)]
         if None not in found:
             work_flop = space.definition.work_flop(space.problem)
-            return [_estimate(x.pop(TIME), x.items(), work_flop, cores) for x in found if x]
+            unit = _unit(hardware)
+            return [_estimate(x.pop(TIME), x.items(), work_flop, cores, unit) for x in found if x]
     estimates = estimate(space, space.table(configs), threads=threads)
     return [estimates.at(i) for i in range(len(configs))]
 
@@ -181,9 +183,12 @@ def _straight(graph: TileGraph, device: Hashed, cores: int) -> StraightLine:
     return StraightLine(model)
 
 
+def _unit(hardware: HardwareProfile) -> str:
+    return "thread(s)" if hardware.kind == "cpu" else "multiprocessors"
+
+
 def _estimate(
-    time_s: float, terms_s: Iterable[tuple[str, float]], work_flop: float, threads: int,
-    unit: str = "thread(s)",
+    time_s: float, terms_s: Iterable[tuple[str, float]], work_flop: float, threads: int, unit: str
 ) -> Estimate:  # fmt: skip
     """Return an estimate of what is in it."""
     terms = {name: seconds for name, seconds in terms_s if seconds > 0}
@@ -205,7 +210,7 @@ def estimate_graph(
         found = gpu_terms(graph, columns, hardware)
         return Estimates(
             _total(found.terms.values()), lambda: found.terms, lambda: found.resources, None,
-            work_flop, hardware.cores, "multiprocessors",
+            work_flop, hardware.cores, _unit(hardware),
         )  # fmt: skip
     if site is None or site.a.source is None or site.b.source is None:
         return _of_ops(graph, columns, hardware, _cores(threads, hardware), work_flop)

@@ -6,8 +6,10 @@ stay for one tile after another. ``gpu_block`` says what one asks for.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import reduce
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +23,7 @@ from recommender.gpu_block import (
 )
 from recommender.gpu_resources import BlockResources, Columns, Floats, numbers
 from recommender.hardware import HardwareProfile
+from recommender.straight_line import called, place_of_largest
 from tilecore.graph import TileGraph
 from tilecore.graph.graph import Launch
 from tilecore.graph.nodes import Access
@@ -78,7 +81,7 @@ class _LaunchModel:
         tail = np.where(grid >= memory, np.maximum(0.0, grid - even), 0.0)
         resources = self._resources(self.one, wave) | {"memory": memory}
         resources["waiting"] = np.maximum(resources["waiting"], started)
-        slowest = np.argmax(np.stack(list(resources.values())), axis=0)
+        slowest = place_of_largest(list(resources.values()))
         terms = {
             name: np.where(slowest == i, time_s - tail, 0.0) for i, name in enumerate(resources)
         }
@@ -192,11 +195,30 @@ def _in_turns(blocks: Floats, moving: Floats, thinking: Floats) -> Floats:
 
     Mean value analysis of one queue: a block finds those in it that are there on average.
     """
+    noted: Any = called(_in_turns_of_one, 1, blocks, moving, thinking)
+    if noted is not None:
+        return noted[0]  # type: ignore[no-any-return]
     queue = found = np.zeros(np.broadcast(blocks, moving, thinking).shape)
     most = int(np.max(np.ceil(blocks), initial=1))
     for count in range(1, most + 1):
-        passing = moving * (1.0 + queue)
-        took = passing + thinking
-        queue = count * passing / took
+        took, queue = _with_another(count, queue, moving, thinking)
         found = np.where(blocks > count - 1, took * blocks / count, found)
     return found
+
+
+def _in_turns_of_one(blocks: float, moving: float, thinking: float) -> tuple[float]:
+    queue = found = 0.0
+    for count in range(1, max(1, math.ceil(blocks)) + 1):
+        took, queue = _with_another(count, queue, moving, thinking)
+        found = took * blocks / count
+    return (found,)
+
+
+def _with_another(count: int, queue: Any, moving: Any, thinking: Any) -> tuple[Any, Any]:
+    """Return the time of one of ``count`` blocks, and how many are in the queue on average.
+
+    ``queue``: that of one block less.
+    """
+    passing = moving * (1.0 + queue)
+    took = passing + thinking
+    return took, count * passing / took

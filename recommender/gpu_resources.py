@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from recommender.factored import constant, may_hold
 from recommender.hardware import HardwareProfile
+from recommender.straight_line import Noted, called
 from tilecore.amd_target import AmdTarget
 from tilecore.gpu_target import GpuTarget
 from tilecore.graph import Bindings, evaluate, gemm_extents
@@ -164,7 +165,7 @@ def block_resources(
     leaving, added = list(_outgoing(launch, columns)), list(_added(launch, columns, target))
     shared = _shared_bytes(launch, columns, stages, [*leaving, *added]) + beside_tiles
     by_tiles = np.full(len(shared), bool(added)) & (shared <= target.shared_per_block)
-    if added and not by_tiles.all():
+    if added and may_hold(~by_tiles):
         without = _shared_bytes(launch, columns, stages, leaving) + beside_tiles
         shared = np.where(by_tiles, shared, without)
     whole = _all_shared_bytes(launch, columns, stages) + beside_tiles
@@ -199,9 +200,14 @@ def numbers(expr: ExprLike, columns: Columns) -> Floats:
 
 
 def _column(expr: ExprLike, columns: Columns) -> Floats:
-    like, found = next(iter(columns.values())), evaluate(expr, columns)
+    like: Any = next(iter(columns.values()))
+    found: Any = evaluate(expr, columns)
     if len(like) > MANY_CONFIGS:
         column: Floats = (found if found.ndim else constant(found, like)).astype(np.float64)
+        return column
+    if isinstance(like, Noted):
+        found = found if isinstance(found, Noted) else np.full(1, found)
+        column = found.astype(np.float64)
         return column
     column = np.array(np.broadcast_to(found, (len(like),)), np.float64)
     column.flags.writeable = False
@@ -283,17 +289,22 @@ def _divided(
     m: Floats, n: Floats, warps: Floats, stmt: Gemm, grouped: Mask, warped: tuple[int, int]
 ) -> tuple[Floats, Floats]:
     """Return how warps, or warpgroups, are divided over the rows and columns of C."""
-    distinct, where = _distinct(m, n, warps, grouped)
-    made = []
-    for rows, columns, count, is_grouped in distinct:
-        size, atom, widest = 1, warped, 8
+
+    def of_one(rows: float, columns: float, warps: float, is_grouped: bool) -> tuple[int, int]:
+        height, width, size, atom, widest = int(rows), int(columns), 1, warped, 8
         if is_grouped:
             # Tiles whose rows run along N are cut between panels only.
-            unit = 8 if stmt.transpose_b else panel_of((int(columns),), stmt.b.dtype.itemsize)
-            unit = unit if unit and columns % unit == 0 else int(columns)
+            unit = 8 if stmt.transpose_b else panel_of((width,), stmt.b.dtype.itemsize)
+            unit = unit if unit and width % unit == 0 else width
             size, atom, widest = WARPGROUP // WARP, (64, unit), WGMMA_COLUMNS
-        count = max(1, count // size)
-        made.append(_division(rows, columns, count, stmt.policy, atom, widest))
+        count = max(1, int(warps) // size)
+        return _division(height, width, count, stmt.policy, atom, widest)
+
+    noted: Any = called(of_one, 2, m, n, warps, grouped)
+    if noted is not None:
+        return noted[0], noted[1]
+    distinct, where = _distinct(m, n, warps, grouped)
+    made = [of_one(*map(int, row)) for row in distinct]  # type: ignore[arg-type]
     found = np.array(made, dtype=np.float64).reshape(-1, 2)[where]
     return found[:, 0], found[:, 1]
 
@@ -604,12 +615,10 @@ def _resident(
         taken |= (total > threads) & target.has_tcgen05
         shared_out = (kept * threads + left * (total - threads)) / np.maximum(total, 1)
         mean = np.where(taken, shared_out, mean)
-    found = np.zeros_like(total)
-    fits = (shared <= target.shared_per_block) & (total <= target.threads_per_block)
-    rounded = np.ceil(mean[fits] / REGISTER_STEP) * REGISTER_STEP
-    whole = (x.astype(np.int64) for x in (total[fits], rounded, shared[fits]))
-    found[fits] = target.resident(*whole)
-    return found
+    rounded = np.ceil(mean / REGISTER_STEP) * REGISTER_STEP
+    whole = (x.astype(np.int64) for x in (total, rounded, shared))
+    blocks: Floats = target.resident(*whole).astype(np.float64)
+    return blocks
 
 
 def _distinct(*columns: NDArray[Any]) -> tuple[list[tuple[int, ...]], NDArray[np.int64]]:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache, reduce
-from typing import Any
 
 import numpy as np
 
 from recommender.cpu_choices import Columns, Tiling, needed_extents
 from recommender.hardware import HardwareProfile
-from recommender.open_shapes import Hashed
-from recommender.straight_line import StraightLine, plain
+from recommender.straight_line import plain
 from tilecore.graph import Bindings, Contraction, TileGraph, evaluate
 from tilecore.inference.dots import TILE_ROWS
 from tilecore.kernels.definition import Knob
 from tilecore.tile_config import KnobValue
 
 LATENCY_BOUND_ACCUMULATORS = 8  # 4 cycles of FMA latency x 2 ports (Intel optimization manual)
-KEPT = "kept"  # what ``hard_rule`` tells
 WORKSPACE_BYTES = 64 << 20  # scratch of one block beyond which a launch is refused
 
 
@@ -73,23 +68,6 @@ def hard_limits(
         expected = f"micro_m * micro_n + micro_n + 1 <= {registers} registers"
         limits.insert(0, Limit("micro_m", expected, fits, True))
     return limits
-
-
-@lru_cache(maxsize=64)
-def hard_rule(
-    graph: TileGraph, knobs: tuple[str, ...], device: Hashed, sizes: tuple[str, ...]
-) -> StraightLine:
-    """Return what tells whether a config keeps all hard limits, as straight-line code.
-
-    ``sizes``: names of those that are symbols in the graph, given beside the knobs.
-    """
-
-    def keeps(columns: dict[str, Any]) -> dict[str, Any]:
-        known = {name: columns.pop(name) for name in sizes}
-        limits = hard_limits(graph, knobs, device.value, known)
-        return {KEPT: reduce(operator.and_, (limit.holds(columns) for limit in limits))}
-
-    return StraightLine(keeps)
 
 
 class _LastTiling:

@@ -14,12 +14,11 @@ from recommender.cpu_choices import Columns, instruction
 from recommender.errors import EmptySpace, UnknownCandidate
 from recommender.factored import Factored, Grid, kept_codes
 from recommender.gpu_limits import gpu_limits
+from recommender.hard_rule import KEPT, hard_rule
 from recommender.hardware import HardwareProfile
 from recommender.limits import (
-    KEPT,
     Limit,
     hard_limits,
-    hard_rule,
     soft_limits,
     value_fault,
     with_sizes,
@@ -204,7 +203,7 @@ class SearchSpace:
 
     def _keep_hard_limits(self, configs: Sequence[Mapping[str, KnobValue]]) -> list[bool]:
         """Return of each config, whose values are in range, whether it keeps the hard limits."""
-        if self.sizes and self.hardware.kind == "cpu":
+        if self.sizes:
             device = Hashed(self.hardware, self.hardware.key)
             keeps = hard_rule(self.graph, tuple(self.values), device, tuple(self.sizes))
             found = [keeps({**row, **self.sizes}) for row in self.given(configs)]

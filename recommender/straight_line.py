@@ -50,6 +50,7 @@ class Notes:
     def __init__(self) -> None:
         self.steps: list[tuple[str, tuple[str, ...], str]] = []  # name, names it needs, text
         self.branches: dict[str, bool] = {}
+        self.functions: dict[str, Callable[..., Any]] = {}
         self._known: dict[str, str] = {}
 
     def noted(self, form: str, inputs: Sequence[Any], value: Any) -> Noted:
@@ -155,6 +156,10 @@ class Noted(NDArrayOperatorsMixin):
             return self.notes.noted("{1} if {0} else {2}", args, value)
         if func is np.broadcast_to and args[1] in ((), (1,)) and isinstance(args[0], Noted):
             return args[0]
+        if func is np.clip and len(args) == 3 and not kwargs:
+            return np.minimum(np.maximum(args[0], args[1]), args[2])
+        if func in (np.zeros_like, np.ones_like) and not kwargs:
+            return np.zeros(1) if func is np.zeros_like else np.ones(1)
         raise NotStraight(func.__name__)
 
 
@@ -200,11 +205,29 @@ class StraightLine:
         except (NotStraight, TypeError):  # TypeError: math's functions want a number
             self._is_straight = False
             return None
-        found: dict[str, Any] = dict(_GLOBALS)
+        found: dict[str, Any] = {**_GLOBALS, **notes.functions}
         exec(compile(text, "<straight-line code>", "exec"), found)
         made: Callable[..., Numbers | None] = found["straight"]
         self._texts.append(made)
         return made
+
+
+def called(
+    function: Callable[..., Sequence[float]], count: int, *columns: Any
+) -> list[Noted] | None:
+    """Return the ``count`` numbers that a function of plain numbers makes of a config's.
+
+    None where no use is noted: of many configs the caller knows a faster way.
+    """
+    notes = next((x.notes for x in columns if isinstance(x, Noted)), None)
+    if notes is None:
+        return None
+    name = f"f{len(notes.functions)}"
+    notes.functions[name] = function
+    made = function(*(_constant(_sample(x)) for x in columns))
+    form = f"{name}({', '.join(['{}'] * len(columns))})"
+    found = notes.noted(form, columns, None)  # several numbers, each with a sample of its own
+    return [notes.noted(f"{{}}[{i}]", (found,), np.float64(made[i])) for i in range(count)]
 
 
 def place_of_largest(columns: Sequence[Any]) -> Any:

@@ -19,7 +19,7 @@ from tilecore import kernels
 from tilecore.graph import build
 from tilecore.kernels.definition import knob_symbols
 
-DEVICES = (HOST, AMX, load_profile("x86-64-avx2"))
+DEVICES = (HOST, AMX, *map(load_profile, ("x86-64-avx2", "v100", "a100", "h100", "mi300x")))
 
 
 def refused(*_args, **_options):
@@ -27,16 +27,16 @@ def refused(*_args, **_options):
 
 
 @pytest.mark.parametrize("name", sorted(kernels.KERNELS))
-@settings(deadline=None, max_examples=5)
+@settings(deadline=None, max_examples=8)
 @given(data=st.data(), hardware=st.sampled_from(DEVICES))
 def test_each_config_alone_is_as_in_columns(data, name, hardware):
-    definition = kernels.get(name).on("cpu")
+    definition = kernels.get(name).on(hardware.kind)
     try:
         space = SearchSpace.build(definition, problem_of(data, definition), hardware)
     except EmptySpace:
         return
     rows = data.draw(st.lists(st.integers(0, len(space) - 1), min_size=1, max_size=4))
-    configs = [*map(space.config, rows), definition.default_config("cpu")]
+    configs = [*map(space.config, rows), definition.default_config(hardware.kind)]
     threads = data.draw(st.integers(0, 64))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(analytic, "estimate", refused)
@@ -45,9 +45,9 @@ def test_each_config_alone_is_as_in_columns(data, name, hardware):
         wanted = estimate(space, space.table([config]), threads=threads).at(0)
         assert of_one.terms_s == pytest.approx(wanted.terms_s, rel=1e-12)
         assert of_one.explain() == wanted.explain()
-    knobs = definition.knobs_of("cpu")
+    knobs = definition.knobs_of(hardware.kind)
     others = [
-        {knob.name: data.draw(st.sampled_from(knob.values_on("cpu"))) for knob in knobs}
+        {knob.name: data.draw(st.sampled_from(knob.values_on(hardware.kind))) for knob in knobs}
         for _ in range(6)
     ]
     hard = [limit for limit in space.limits if limit.is_hard]
