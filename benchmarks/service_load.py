@@ -11,6 +11,7 @@ GEMM on this host with an API key (needed, so that its check is in the figures):
 - database: questions tuned before, each asked once: eight different configs were confirmed for
   each, as a run leaves them (records made up by the analytic model). Where they run out (there are
   as many as ``--tuned`` says), a run's own are asked again, and its line says how often.
+- database of a GPU: the same of an H100 that the service does not see.
 - one record: the same with one measurement each: the rest of the list has to be worked out.
 - cold: questions never measured, each asked once; the space has tens of thousands of configs.
 - beside a run, beside a near run: 200 questions with one measurement each, again and again, while a
@@ -67,11 +68,13 @@ from tuner_service.wiring import open_store
 
 MEASURED, TUNED, FIRST_ROW = 4000, 8000, 64
 CLIENTS = 4
+OF_GPU, GPU = "database of a GPU", "h100-sxm"
 AGAIN, RUN_PER_S = 200, 10.0  # questions that are asked again and again; measurements beside them
 RUNS = {
     "beside a run": {"m": 8192, "n": 4096, "k": 4096},
     "beside a near run": {"m": FIRST_ROW + AGAIN // 2, "n": 512, "k": 1024},
 }
+KINDS = ("cache", "database", OF_GPU, "one record", "cold", *RUNS)
 SCRIPT = """
 local asked = {first}
 request = function()
@@ -79,7 +82,7 @@ request = function()
   asked = asked + 1
   if asked > {last} then asked = {first} end
   local body = string.format(
-    '{{"kernel": "gemm", "problem": {{"m": %d, "n": {n}, "k": 1024}}, "top_k": 5}}', m)
+    '{{"kernel": "gemm", "problem": {{"m": %d, "n": {n}, "k": 1024}}, {device}"top_k": 5}}', m)
   return wrk.format("POST", "/v1/recommendations",
     {{["Content-Type"] = "application/json", ["Authorization"] = "Bearer {key}"}}, body)
 end
@@ -248,7 +251,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--clients", default="1,2,8,64")
-    parser.add_argument("--answers", default=",".join(("cache,database,one record,cold", *RUNS)))
+    parser.add_argument("--answers", default=",".join(KINDS))
     parser.add_argument("--tuned", type=int, default=TUNED, help="questions that were tuned before")
     parser.add_argument("--requests", type=int, help="of every kind: memory instead of latency")
     parser.add_argument("--json", type=Path)
@@ -261,8 +264,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, socket.socket() as probe:
         store = open_store(load_settings(data_dir=folder))
         fill(store, MEASURED)
-        if given.requests is None:
-            fill(store, given.tuned, n=640, each=8)
+        for device in (None, *([GPU] if OF_GPU in given.answers else [])):
+            if given.requests is None:
+                fill(store, given.tuned, n=640, each=8, hardware=device)
         _, key = store.keys.create("benchmark", "read")
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -282,6 +286,12 @@ def main() -> None:
         shapes = {
             "cache": {"first": 512, "last": 512, "n": 512},
             "database": {"first": FIRST_ROW, "last": FIRST_ROW + given.tuned - 1, "n": 640},
+            OF_GPU: {
+                "first": FIRST_ROW,
+                "last": FIRST_ROW + given.tuned - 1,
+                "n": 640,
+                "device": f'"hardware": "{GPU}", ',
+            },
             "one record": {"first": FIRST_ROW, "last": FIRST_ROW + MEASURED - 1, "n": 512},
             "cold": {"first": FIRST_ROW, "last": 1_000_000, "n": 768},
             **{
@@ -290,7 +300,7 @@ def main() -> None:
         }
         try:
             for kind in given.answers.split(","):
-                shape = shapes[kind]
+                shape = {"device": "", **shapes[kind]}
                 for clients in map(int, given.clients.split(",")):
                     time.sleep(3)  # what clients of the last run left behind is worked out
                     load(url, SCRIPT.format(**(shape | {"first": 32, "last": 32}), key=key), 1, 1.0)

@@ -202,15 +202,15 @@ def numbers(expr: ExprLike, columns: Columns) -> Floats:
 def _column(expr: ExprLike, columns: Columns) -> Floats:
     like: Any = next(iter(columns.values()))
     found: Any = evaluate(expr, columns)
+    column: Floats
     if len(like) > MANY_CONFIGS:
-        column: Floats = (found if found.ndim else constant(found, like)).astype(np.float64)
-        return column
-    if isinstance(like, Noted):
-        found = found if isinstance(found, Noted) else np.full(1, found)
-        column = found.astype(np.float64)
-        return column
-    column = np.array(np.broadcast_to(found, (len(like),)), np.float64)
-    column.flags.writeable = False
+        column = (found if found.ndim else constant(found, like)).astype(np.float64)
+    elif isinstance(like, Noted):
+        noted: Any = found if isinstance(found, Noted) else np.full(1, found)
+        column = noted.astype(np.float64)
+    else:
+        column = np.array(np.broadcast_to(found, (len(like),)), np.float64)
+        column.flags.writeable = False
     return column
 
 
