@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
@@ -40,6 +41,7 @@ class Span:
         self._joints: dict[tuple[Axes, ...], Joint] = {}
         self._places: dict[Axes, NDArray[np.unsignedinteger]] = {}
         self._grids: deque[Grid] = deque(maxlen=KEPT_GRIDS)
+        self._by_masks: WeakValueDictionary[object, Grid] = WeakValueDictionary()
 
     def joint(self, all_axes: tuple[Axes, ...]) -> Joint:
         """Return how values along several sets of axes are brought together."""
@@ -62,6 +64,14 @@ class Span:
                 [size if axis in axes else 1 for axis, size in enumerate(self.sizes)]
             )
             found = self._places[axes] = np.broadcast_to(kept, self.sizes).ravel()
+        return found
+
+    def kept(self, masks: Sequence[Factored]) -> Grid:
+        """Return the grid of the points where all masks hold."""
+        key = tuple((mask.axes, mask.values.tobytes()) for mask in masks)
+        found = self._by_masks.get(key)
+        if found is None:
+            found = self._by_masks[key] = self.grid(kept_codes(self.sizes, masks))
         return found
 
     def grid(self, codes: NDArray[np.intp]) -> Grid:

@@ -12,7 +12,7 @@ import numpy as np
 
 from recommender.cpu_choices import Columns, instruction
 from recommender.errors import EmptySpace, UnknownCandidate
-from recommender.factored import Factored, Grid, kept_codes
+from recommender.factored import Factored, Grid
 from recommender.gpu_limits import gpu_limits
 from recommender.hard_rule import KEPT, hard_rule
 from recommender.hardware import HardwareProfile
@@ -381,8 +381,10 @@ def _enumerate(
             few.append(holds)
         else:
             whole.append(np.broadcast_to(holds, (len(everything),)))
-    codes = kept_codes(sizes, few)
-    for mask in whole:
-        codes = codes[mask[codes]]
-    kept = everything.span.grid(codes)
+    kept = everything.span.kept(few)
+    if whole:
+        codes = kept.codes
+        for mask in whole:
+            codes = codes[mask[codes]]
+        kept = everything.span.grid(codes)
     return kept.columns(choices), kept.codes

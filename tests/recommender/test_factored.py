@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from recommender import factored
 from recommender.analytic import estimate
 from recommender.factored import Factored, Grid, constant
 from recommender.hardware import load_profile
+from recommender.predict import first_of_sort
 from recommender.space import SearchSpace
 from tilecore import kernels
 
@@ -86,3 +90,29 @@ def test_a_space_is_estimated_as_its_configs_are(kernel, problem, device):
     np.testing.assert_allclose(whole.time_s[rows], alone.time_s, rtol=1e-12)
     for name, seconds in alone.terms_s.items():
         np.testing.assert_allclose(whole.terms_s[name][rows], seconds, rtol=1e-9, atol=1e-18)
+
+
+def test_legal_configs_are_found_once_for_all_shapes_that_have_the_same(monkeypatch):
+    calls = []
+    found_codes = factored.kept_codes
+    monkeypatch.setattr(
+        factored, "kept_codes", lambda *given: calls.append(1) or found_codes(*given)
+    )
+    device, gemm = load_profile("avx512"), kernels.get("gemm")
+    spaces = [
+        SearchSpace.build(gemm, gemm.parse_problem({"m": m, "n": 768, "k": 1000}), device)
+        for m in (1200, 1201, 1202, 3)
+    ]
+    assert len(calls) == 2
+    assert spaces[0].codes is spaces[1].codes is spaces[2].codes
+    assert len(spaces[3]) != len(spaces[0])
+
+
+@given(
+    times=st.lists(st.sampled_from([0.5, 1.0, 1.5, np.inf]) | st.floats(0, 1), max_size=60),
+    repeats=st.integers(1, 200), count=st.sampled_from([1, 5, 64, 512]), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_the_fastest_are_the_first_of_a_stable_sort(times, repeats, count, seed):
+    all_times = np.random.default_rng(seed).permutation(np.tile(np.array(times, float), repeats))
+    expected = np.argsort(all_times, kind="stable")[:count]
+    np.testing.assert_array_equal(first_of_sort(all_times, count), expected)
