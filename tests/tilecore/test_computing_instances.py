@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tilecore
 import tilecore.language as T
-from tilecore.errors import ArgumentError, UnsupportedSyntax
+from tilecore.errors import ArgumentError, TileError, UnsupportedSyntax
 
 
 @pytest.fixture(autouse=True)
@@ -418,15 +418,42 @@ def test_annotations_that_are_checked():
         tilecore.compute(lambda x: scaled(x, x.T))(X)
 
 
-def test_torchs_compiler_is_not_imported_for_what_is_read():
-    code = """
+@pytest.mark.parametrize(("rows", "absent"), [
+    ("torch.embedding(table, i)", "torch._dynamo"),
+    ("torch.nn.functional.embedding(i, table, padding_idx=-1)", "sympy"),
+])  # fmt: skip
+def test_torchs_compiler_is_not_imported_for_what_is_read(rows, absent):
+    code = f"""
         import sys, torch, tilecore
         table, mask = torch.randn(10, 8), torch.ones(8)
-        f = tilecore.compute(lambda i: torch.embedding(table, i).relu() * (mask * 2))
+        f = tilecore.compute(lambda i: {rows}.relu() * (mask * 2))
         i = torch.tensor([3, 1, 4])
         assert torch.equal(f(i), table[i].relu() * 2)
-        assert "torch._dynamo" not in sys.modules
+        assert "{absent}" not in sys.modules
     """
     run = [sys.executable, "-c", textwrap.dedent(code)]
     said = subprocess.run(run, capture_output=True, text=True, check=False)
     assert said.returncode == 0, said.stderr
+
+
+@pytest.mark.parametrize("options", [{}, {"padding_idx": 3}, {"padding_idx": -2, "sparse": True}])
+def test_rows_of_a_table(options):
+    table, ids = torch.randn(11, 8), torch.randint(0, 11, (3, 5))
+    expected = F.embedding(ids, table, **options)
+    for rows in (
+        lambda i: F.embedding(i, table, **options) * 1,
+        lambda i: F.embedding(i.int(), table, **options),
+    ):
+        assert torch.equal(tilecore.compute(rows)(ids), expected)
+
+
+def test_rows_of_a_table_that_torch_refuses():
+    table, ids = torch.randn(11, 8), torch.randint(0, 11, (3, 5))
+    for call, said in (
+        (lambda i: F.embedding(i.float(), table), "Long|Int"),
+        (lambda i: F.embedding(i, table, max_norm=1.0), "return new tensors"),
+    ):
+        with pytest.raises(TileError, match=said):
+            tilecore.compute(call)(ids)
+    with pytest.raises(AssertionError, match="within num_embeddings"):
+        tilecore.compute(lambda i: F.embedding(i, table, padding_idx=99))(ids)

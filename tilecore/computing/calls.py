@@ -353,8 +353,31 @@ def _told(call: Call, nodes: Sequence[Node], number: Callable[[Any], int]) -> tu
         )
         for node in nodes
     ]
+    rows = _rows_told(call, given)
+    if rows is not None:
+        return given, rows
     with torch.no_grad(), torch._C.DisableTorchFunction(), Pure(given):
         return given, call.of({}, number)(given)
+
+
+def _rows_told(call: Call, given: Sequence[Any]) -> Any:
+    """Return the rows of a table by integers; None: torch has to tell, or to refuse.
+
+    Torch's own rule imports sympy when it is first asked: half a second of the first call of every
+    model of words.
+    """
+    if call.name != "embedding" or call.args[:2] != (Hole(0), Hole(1)) or len(given) != 2:
+        return None
+    ids, table = given
+    positional = zip(("padding_idx", "max_norm"), call.args[2:], strict=False)
+    options: dict[str, Any] = {**dict(positional), **call.kwargs}
+    padding = options.get("padding_idx")
+    is_inside = padding is None or (type(padding) is int and -len(table) <= padding < len(table))
+    if options.get("max_norm") is not None or not is_inside or table.ndim != 2:
+        return None
+    if str(ids.dtype) not in ("torch.int32", "torch.int64"):
+        return None
+    return table.new_empty((*ids.shape, table.shape[1]))
 
 
 def _fitted(call: Call, nodes: Sequence[Node]) -> list[Shape] | None:
