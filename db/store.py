@@ -10,6 +10,7 @@ from operator import attrgetter
 
 from sqlalchemy import func, select, update
 
+from db.changes import STATE
 from db.cost_models import CostModels
 from db.drifts import Drifts
 from db.identities import hardware_id
@@ -57,6 +58,11 @@ class SqlStore:
         self.models = CostModels(database)
         self.programs = Programs(database)
         self._recent: dict[tuple[object, ...], tuple[object, Sequence[Measurement]]] = {}
+
+    def state(self) -> tuple[str, ...]:
+        """Return what is another one after anything was committed that answers may rest on."""
+        (found,) = self.database.ask(STATE, {})
+        return tuple(map(str, found))
 
     @cached_property
     def installation(self) -> str:

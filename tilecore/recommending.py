@@ -67,6 +67,8 @@ class OpenProgram:
         service: address of the service that is to answer; None: this installation answers.
         problem: values of sizes that the program finds out at its call, for a service.
         logged: what the log of measurements calls the program; "": nothing of it is there.
+        text: all that the program is made of; "": Python that nobody has looked through. What was
+            recommended for a text holds for it in other processes, too.
     """
 
     name: str
@@ -82,6 +84,7 @@ class OpenProgram:
     service: str | None = None
     problem: Mapping[str, int] = field(default_factory=dict)
     logged: str = ""
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

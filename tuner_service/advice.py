@@ -17,9 +17,9 @@ from tilecore.errors import TypeMismatch, UnknownTarget
 from tilecore.gpu_target import GpuTarget
 from tilecore.recommending import OpenProgram, ProgramAdvice
 from tilecore.target import CPU_NAMES, Target, names_emulator, parse_target
-from tuner_service.client import ServiceClient
 from tuner_service.errors import TooManyThreads
 from tuner_service.hardware import find_hardware_or_like
+from tuner_service.kept_advice import KeptAdvice
 from tuner_service.settings import load_settings
 from tuner_service.wiring import compile_target, host_profile, host_toolchain, open_store
 
@@ -35,6 +35,8 @@ def recommend(question: OpenProgram) -> ProgramAdvice:
     """
     settings = load_settings()
     if question.service is not None:
+        from tuner_service.client import ServiceClient  # most questions do without HTTP
+
         with ServiceClient(question.service, settings.key) as client:
             return client.recommend(question)
     if question.problem:
@@ -45,7 +47,16 @@ def recommend(question: OpenProgram) -> ProgramAdvice:
     store = open_store(settings)
     with closing(store.database):
         hardware, asked_for = device_of(store, question.target)
-        return advise_for(question, hardware, asked_for, known_to(store, hardware))
+        kept: KeptAdvice | None = None
+        if question.text:
+            kept = KeptAdvice(settings.data_dir / "advice", question, hardware, store)
+            found = kept.read()
+            if found is not None:
+                return found
+        found = advise_for(question, hardware, asked_for, known_to(store, hardware))
+        if kept is not None:
+            kept.keep(found)
+        return found
 
 
 def known_to(store: SqlStore, hardware: HardwareProfile) -> Known:

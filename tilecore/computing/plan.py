@@ -18,10 +18,10 @@ from tilecore.computing.graph import Node
 from tilecore.computing.places import Place
 from tilecore.computing.text import Program
 from tilecore.computing.trees import Outcome
-from tilecore.jit import JITImpl
+from tilecore.jit import JITImpl, is_cache_enabled
 from tilecore.jit_compile import build
 from tilecore.kernel import JITKernel
-from tilecore.recommending import RecommendedConfig
+from tilecore.recommending import RecommendedConfig, installed_recommender
 from tilecore.tile_config import digest
 
 Before = Callable[["Stage", Sequence[Any]], None]
@@ -338,9 +338,11 @@ def _reads(step: Step) -> Sequence[Place]:
     return (step.source,) if isinstance(step, Copy) else step.reads
 
 
-def recommended(program: Program, function: JITImpl, count: int) -> Sequence[RecommendedConfig]:
-    """Return the recommender's configs of a program, best first."""
-    return function.recommend(top_k=count, space=dict(program.space) or None)
+def recommended(program: Program, sample: JITImpl, count: int) -> Sequence[RecommendedConfig]:
+    """Return the recommender's configs of a program at the sizes at hand, best first."""
+    question = sample.question((), {}, top_k=count, space=dict(program.space) or None)
+    text = program.sample if is_cache_enabled() else ""
+    return installed_recommender()(replace(question, text=text))
 
 
 def function_of(name: str, text: str, target: Any, module: str) -> JITImpl:
