@@ -14,6 +14,9 @@ COPY workers workers
 COPY db db
 COPY tuner_service tuner_service
 
+# binutils: the linker of CPU kernels, without which workers compile none.
+RUN apt-get update && apt-get install -y --no-install-recommends binutils \
+ && rm -rf /var/lib/apt/lists/*
 RUN pip install -c constraints.txt ${TORCH} \
  && pip install -c constraints.txt ".[${EXTRAS}]" \
  && useradd --create-home --uid 10001 tilecore \

@@ -1,17 +1,22 @@
 """Container files and Makefile say what the program can do (no engine is needed to know that)."""
 
+import importlib.resources
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import tomllib
 from pathlib import Path
 
+import jsonschema
+import kubernetes_validate
 import pytest
 import typer.testing
 import yaml
 from fastapi.testclient import TestClient
 
+from tilecore.codegen.llvm import LINKERS
 from tuner_service.app import create_app
 from tuner_service.cli import app
 from tuner_service.settings import Settings
@@ -19,6 +24,7 @@ from tuner_service.settings import Settings
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 OFFER = ["--offer", "cuda"]
+KUBERNETES = "1.33"
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +49,20 @@ def test_what_services_refer_to_exists(compose):
             source = volume.split(":")[0]
             is_ours = source.startswith("./") and (ROOT / source).exists()
             assert is_ours or source in compose["volumes"], name
+
+
+def test_the_compose_file_fits_the_compose_schema(compose):
+    folder = importlib.resources.files("check_jsonschema") / "builtin_schemas" / "vendor"
+    schema = json.loads((folder / "compose-spec.json").read_text())
+    validator = jsonschema.validators.validator_for(schema)(schema)
+    assert not [f"{e.json_path}: {e.message}" for e in validator.iter_errors(compose)]
+    compose = {**compose, "services": {"api": {"image": "x", "depend_on": ["y"]}}}
+    assert list(validator.iter_errors(compose))
+
+
+def test_every_service_that_stays_says_how_it_is(compose):
+    for name, service in compose["services"].items():
+        assert name == "migrate" or "healthcheck" in service, name
 
 
 def test_services_are_confined(compose):
@@ -147,6 +167,56 @@ def test_kubernetes_manifests_fit_the_program(manifests):
     pinned = re.search(r"^ray==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert pinned is not None
     assert cluster["spec"]["rayVersion"] == pinned[1]
+
+
+def test_manifests_fit_the_schema_of_kubernetes(manifests):
+    """KubeRay's own fields are those of ray.io/v1, release 1.4."""
+    (cluster,) = [m for m in manifests if m["kind"] == "RayCluster"]
+    for manifest in manifests:
+        if manifest is not cluster:
+            kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
+    spec = cluster["spec"]
+    assert cluster["apiVersion"] == "ray.io/v1"
+    assert set(spec) == {"rayVersion", "headGroupSpec", "workerGroupSpecs"}
+    assert set(spec["headGroupSpec"]) == {"rayStartParams", "template"}
+    numbers = {"replicas", "minReplicas", "maxReplicas"}
+    for group in spec["workerGroupSpecs"]:
+        assert set(group) == {"groupName", "rayStartParams", "template", *numbers}
+        assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+    for name, pod in pods([cluster]).items():
+        whole = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": pod}
+        kubernetes_validate.validate(whole, KUBERNETES, strict=True)
+        whole["spec"] = {**pod, "containers": [{**pod["containers"][0], "comand": ["x"]}]}
+        with pytest.raises(kubernetes_validate.ValidationError):
+            kubernetes_validate.validate(whole, KUBERNETES, strict=True)
+
+
+def test_containers_of_ray_are_probed_by_what_the_image_has(compose, manifests):
+    """Where a container has no probe, KubeRay asks by wget for what only ray[default] answers."""
+    (cluster,) = [m for m in manifests if m["kind"] == "RayCluster"]
+    for name, pod in pods([cluster]).items():
+        (container,) = pod["containers"]
+        for kind in ("livenessProbe", "readinessProbe"):
+            command = container[kind]["exec"]["command"]
+            assert command[0] == ("ray" if name == "head" else "sh"), name
+    ours = compose["services"]["worker"]["healthcheck"]["test"]
+    assert ours == ["CMD-SHELL", command[2]]
+    process = subprocess.Popen(["sleep", "30"], executable=shutil.which("sleep"))
+    try:
+        check = command[2].replace("raylet", "sleep")
+        assert subprocess.run(["sh", "-c", check], check=False).returncode == 0
+    finally:
+        process.kill()
+        process.wait()
+    check = command[2].replace("raylet", "no-such-name")
+    assert subprocess.run(["sh", "-c", check], check=False, stderr=subprocess.DEVNULL).returncode
+
+
+def test_the_image_has_a_linker():
+    text = (ROOT / "Dockerfile").read_text()
+    (packages,) = re.findall(r"apt-get install -y --no-install-recommends ([^\\&]+)", text)
+    assert "binutils" in packages.split()
+    assert "ld" in dict(LINKERS)
 
 
 def parses(command):
