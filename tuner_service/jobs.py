@@ -205,7 +205,11 @@ def _new_run(
         program_digest=question.program_digest,
         toolchain=question.toolchain,
         spec=spec,
-        body_hash=digest(spec | {"ceiling_s": effort.ceiling_s, "priority": effort.priority}),
+        body_hash=digest(
+            spec
+            | {"ceiling_s": effort.ceiling_s, "priority": effort.priority}
+            | ({"waits": True} if effort.waits else {})  # as it was before there was such a field
+        ),
         seed=effort.seed,
         planned_trials=effort.max_trials,
         priority=effort.priority,

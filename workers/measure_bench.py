@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from workers import timing
 from workers.correctness import CheckReport
 from workers.outcome import Failure, Timed
 from workers.problem import Call, Problem
+from workers.quiet import QuietCores
 from workers.statistics import CONFIRMING, SCREENING, relative_interval
 from workers.toolbox import Toolbox
 
@@ -29,6 +31,7 @@ class MeasureBench:
     def __init__(self, toolbox: Toolbox, cores: int) -> None:
         self._toolbox = toolbox
         self._cores = cores
+        self._quiet = QuietCores()
         self._workload: Workload | None = None
         self._problem: Problem | None = None
         self._rival: Call | None = None
@@ -59,7 +62,8 @@ class MeasureBench:
             return wrong_result(report)
         self._toolbox.set_threads(1)
         observed = _Observation.start()
-        times_s = timing.screen(call, SCREENING)
+        with self._quiet.one():
+            times_s = timing.screen(call, SCREENING)
         metrics = observed.metrics(self._cores)
         if SCREENING.is_unstable(times_s):
             return unstable(times_s)
@@ -73,9 +77,13 @@ class MeasureBench:
         self.prepare_rival(workload)
         if self._rival is not None:
             participants[RIVAL] = self._rival
+        waited = self._quiet.wait()
         observed = _Observation.start()
-        times = timing.interleave(participants, CONFIRMING)
-        metrics = {**observed.metrics(self._cores), "has_rival": float(RIVAL in times)}
+        is_alone = (workload.threads or self._cores) == 1
+        with self._quiet.one() if is_alone else nullcontext():
+            times = timing.interleave(participants, CONFIRMING)
+        has_rival = {"has_rival": float(RIVAL in times)}
+        metrics = {**observed.metrics(self._cores), **waited, **has_rival}
         reference = times.get(RIVAL, ())
         return [_confirmed(times[p], reference, metrics) for p in paths]
 

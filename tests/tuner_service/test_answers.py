@@ -13,8 +13,10 @@ from db.store import SqlStore
 from recommender.measurement import MeasureStatus
 from tests.tuner_service.test_app import GEMM
 from tests.tuner_service.test_remeasure import measured
+from tuner_service import answers as answers_module
 from tuner_service import questions
 from tuner_service.answers import FRESH_S, Answers
+from tuner_service.errors import Overloaded
 from tuner_service.metrics import Metrics
 from tuner_service.schemas import RecommendationRequest
 
@@ -184,3 +186,34 @@ def test_answers_are_kept_while_something_else_is_measured(store, settings):
     assert grown == [64, 65]  # a workload more; nine are nearer to 60000
     assert slower == failed == [64]
     assert faster == [64, 65]
+
+
+def test_a_bounded_number_of_questions_waits(store, settings, monkeypatch):
+    may_go, work_out = threading.Event(), answers_module.work_out
+
+    def held(*given):
+        assert may_go.wait(60)
+        return work_out(*given)
+
+    monkeypatch.setattr(answers_module, "MAX_WAITING", 3)
+    monkeypatch.setattr(answers_module, "work_out", held)
+    answers, _ = answers_of(store, settings)
+    asked = [
+        RecommendationRequest(kernel="gemm", problem={"m": m, "n": 64, "k": 64})
+        for m in (64, 65, 66, 67)
+    ]
+
+    async def scenario():
+        waiting = [asyncio.create_task(answers.of(one)) for one in asked[:3]]
+        await asyncio.sleep(0.1)
+        with pytest.raises(Overloaded) as refused:
+            await answers.of(asked[3])
+        assert refused.value.code == "SV923"
+        waiting.append(asyncio.create_task(answers.of(asked[0])))  # the same is no further one
+        await asyncio.sleep(0.1)
+        may_go.set()
+        first, *_, again = await asyncio.gather(*waiting)
+        assert first == again
+        assert b'"m":67' in await answers.of(asked[3])
+
+    asyncio.run(scenario())

@@ -261,8 +261,9 @@ def test_idempotency_keys(client):
     again = client.post("/v1/tuning-runs", json=body, headers=headers)
     assert (first.status_code, again.status_code) == (202, 200)
     assert first.json()["id"] == again.json()["id"]
-    other = client.post("/v1/tuning-runs", json=body | {"seed": 3}, headers=headers)
-    problem(other, 422, "DB807")
+    for changed in ({"seed": 3}, {"priority": 3}, {"wait_for_hardware": True}):
+        other = client.post("/v1/tuning-runs", json=body | changed, headers=headers)
+        problem(other, 422, "DB807")
 
 
 def test_cancel(client):
