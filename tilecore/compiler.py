@@ -82,9 +82,7 @@ def compile(
     chosen = parse_target(target)
     for listener in _LISTENERS.get():
         listener(func)
-    knobs = {k: v for k, v in (config or {}).items() if k in LOWERING_KNOBS}
-    digest = program_digest(func)
-    key = artifact_key(digest + assertion_places(func), chosen.kind, _code_name(chosen), knobs)
+    key, digest, knobs = _keyed(func, chosen, config)
     store = store or default_store()
     found = store.get(key)
     if found is not None:
@@ -112,6 +110,24 @@ def compile(
         kept=tuple((memory_type(t.storage.dtype), t.packed_size) for t in plan.kept),
     )  # fmt: skip
     return store.put(manifest, format_func(func), lambda path: link(module, path, objects))
+
+
+def stored(
+    func: PrimFunc, target: str | Target | GpuTarget | None, config: Mapping[str, KnobValue],
+    store: ArtifactStore,
+) -> Artifact | None:  # fmt: skip
+    """Return what ``compile`` would find in the store, None where it would have to compile."""
+    return store.get(_keyed(func, parse_target(target), config)[0])
+
+
+def _keyed(
+    func: PrimFunc, target: Target | GpuTarget, config: Mapping[str, KnobValue] | None
+) -> tuple[str, str, dict[str, KnobValue]]:
+    """Return the artifact's key, the program's digest and the knobs of the lowering."""
+    knobs = {k: v for k, v in (config or {}).items() if k in LOWERING_KNOBS}
+    digest = program_digest(func)
+    asserted = digest + assertion_places(func)
+    return artifact_key(asserted, target.kind, _code_name(target), knobs), digest, knobs
 
 
 def _code_name(target: Target | GpuTarget) -> str:

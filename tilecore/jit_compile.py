@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilecore.errors import ArgumentError, TypeMismatch
+from tilecore.gpu_target import GpuTarget
 from tilecore.ir.nodes import Buffer, PrimFunc, SourceLaunch
 from tilecore.ir.visitor import walk
 from tilecore.kernel import JITKernel
@@ -127,9 +128,7 @@ def build(func: PrimFunc, options: JitOptions) -> JITKernel:
     """Return the kernel of a program; raises as ``compile`` does."""
     from tilecore import compiler, runtime
 
-    target = parse_target(options.target)
-    marked = _with_flags(mark_outputs(func, options.out_idx), options)
-    config = {**lowering_config(surrounding_configs()), **options.config}
+    marked, target, config = _asked(func, options)
     artifact = compiler.compile(marked, target, config)
     if options.verbose:
         _LOG.info("compiled %s for %s: %s", func.name, target, artifact.path)
@@ -142,6 +141,31 @@ def build(func: PrimFunc, options: JitOptions) -> JITKernel:
             kernel.or_on_cpu(lambda: build(func, replace(options, target="llvm")))
         return kernel
     return JITKernel(marked, artifact, runtime.load(artifact), options.out_idx)
+
+
+def begin(func: PrimFunc, options: JitOptions) -> Callable[[], None]:
+    """Have a kernel compiled by another process (``compile_ahead``); return what waits for that.
+
+    ``build`` then finds it in the store. Of one that is there nothing is asked.
+    """
+    from tilecore import compiler
+    from tilecore.compile_ahead import HELPER
+
+    marked, target, config = _asked(func, options)
+    store = compiler.default_store()
+    if compiler.stored(marked, target, config, store) is not None:
+        return lambda: None
+    number = HELPER.ask(marked, target, config, store)
+    return lambda: HELPER.wait(number)
+
+
+def _asked(
+    func: PrimFunc, options: JitOptions
+) -> tuple[PrimFunc, Target | GpuTarget, dict[str, KnobValue]]:
+    """Return what is compiled: the program with its outputs marked, for which target, how."""
+    marked = _with_flags(mark_outputs(func, options.out_idx), options)
+    config = {**lowering_config(surrounding_configs()), **options.config}
+    return marked, parse_target(options.target), config
 
 
 def _with_flags(func: PrimFunc, options: JitOptions) -> PrimFunc:

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tilecore.compile_ahead import HELPER
 from tilecore.computing import arrays, columns, decode, grouped, long_rows, products, rows
 from tilecore.computing.extents import varies
 from tilecore.computing.fusion import Group, steps
@@ -31,6 +32,7 @@ from tilecore.computing.places import (
     wanted_order,
 )
 from tilecore.computing.plan import (
+    Ahead,
     Called,
     Copy,
     Launch,
@@ -339,8 +341,10 @@ class Computation:
         if is_on_gpu:  # CPUs are not faster so, and slower where rows are few
             joined = steps(roots, joins_products=True)
             ways += [joined] if any(isinstance(g, Group) and g.twin for g in joined[0]) else []
+        kernels = sum(isinstance(step, Group) for step in ways[0][0])
+        ahead = Ahead(len(ways) == 1 and HELPER.pays(kernels))
         plans = [
-            self._drafted(inputs, order, results, Places(is_on_gpu), outcome, owners)
+            self._drafted(inputs, order, results, Places(is_on_gpu), outcome, owners, ahead)
             for order, results in ways
         ]
         plan = min(plans, key=lambda plan: plan.time_s)
@@ -350,7 +354,7 @@ class Computation:
 
     def _drafted(
         self, inputs: Mapping[str, Node], order: Sequence[Group | Node], results: Sequence[Node],
-        places: Places, outcome: Outcome, owners: Sequence[int | None],
+        places: Places, outcome: Outcome, owners: Sequence[int | None], ahead: Ahead,
     ) -> Plan:  # fmt: skip
         """Return a plan whose kernels are to be built.
 
@@ -362,7 +366,8 @@ class Computation:
             if isinstance(step, Group):
                 readers = [] if step.root in results else users[step.root]
                 axes = wanted_order(step.root, readers)
-                stage, reads = self._stage(step, stages, places, axes)
+                stage, reads = self._stage(step, stages, places, axes, ahead)
+                ahead.take(stage)
                 launch = Launch(stage, reads, step.root, stage.program.numbers)
                 made += [*_copies(places), launch]
             elif step.kind == "call":
@@ -392,8 +397,9 @@ class Computation:
         return Plan(named, made, at, outcome, self._alignment)
 
     def _stage(
-        self, group: Group, known: dict[Any, Stage], places: Places, order: tuple[int, ...] | None
-    ) -> tuple[Stage, list[Place]]:
+        self, group: Group, known: dict[Any, Stage], places: Places, order: tuple[int, ...] | None,
+        ahead: Ahead,
+    ) -> tuple[Stage, list[Place]]:  # fmt: skip
         """Return a kernel and where its tensors lie; one of ``known`` where texts are the same."""
         own = self.name
         name = f"{own if own.isidentifier() else 'computation'}_{len(known)}"  # it may be a lambda
@@ -404,8 +410,12 @@ class Computation:
         texts = dict.fromkeys((program.text, program.sample))
         like = tuple(_unnamed(text, name, program) for text in texts)
         if like not in known:
-            known[like] = self._stages.get(tuple(texts)) or self._new_stage(group, program)
-            self._stages.keep(tuple(texts), known[like])  # plans of other sizes run it, too
+            stage = self._stages.get(tuple(texts))
+            if stage is None:
+                ahead.expect(program)
+                stage = self._new_stage(group, program)
+            known[like] = stage
+            self._stages.keep(tuple(texts), stage)  # plans of other sizes run it, too
         return known[like], reads
 
     def _new_stage(self, group: Group, program: Program) -> Stage:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, Union
 
 from tilecore.autotuner import AutoTuner, set_autotune_inputs
+from tilecore.compile_ahead import HELPER, is_known, note
 from tilecore.computing import arrays
 from tilecore.computing.calls import Call
 from tilecore.computing.extents import at, varies
@@ -18,8 +19,9 @@ from tilecore.computing.graph import Node
 from tilecore.computing.places import Place
 from tilecore.computing.text import Program
 from tilecore.computing.trees import Outcome
+from tilecore.ir.nodes import PrimFunc
 from tilecore.jit import JITImpl, is_cache_enabled
-from tilecore.jit_compile import build
+from tilecore.jit_compile import JitOptions, begin, build
 from tilecore.kernel import JITKernel
 from tilecore.recommending import RecommendedConfig, installed_recommender
 from tilecore.tile_config import digest
@@ -49,19 +51,34 @@ class Stage:
     sample: JITImpl
     chosen: RecommendedConfig
     kernel: JITKernel = field(init=False)
+    _begun: tuple[PrimFunc, JitOptions, Callable[[], None]] | None = field(init=False, default=None)
 
     def __repr__(self) -> str:
         chosen = self.chosen
         time_us = f"{chosen.time_s * 1e6:.1f} us {chosen.source}"
         return f"Stage({self.program.name}; {chosen.config}; {time_us})"
 
+    def begin(self) -> None:
+        """Have it compiled by another process, which ``build`` waits for."""
+        if not hasattr(self, "kernel") and self._begun is None:
+            asked = self._asked()
+            self._begun = (*asked, begin(*asked))
+
     def build(self) -> None:
         """Compile it with its config, once."""
         if hasattr(self, "kernel"):
             return
+        if self._begun is None:
+            self.kernel = build(*self._asked())
+            return
+        func, options, wait = self._begun
+        wait()
+        self.kernel, self._begun = build(func, options), None
+        note(self.program.sample)
+
+    def _asked(self) -> tuple[PrimFunc, JitOptions]:
         func = self.function.program(**self.chosen.config)
-        options = replace(self.function.options, config=dict(self.chosen.lowering))
-        self.kernel = build(func, options)
+        return func, replace(self.function.options, config=dict(self.chosen.lowering))
 
     def tune(self, tensors: Sequence[Any], trials: int) -> None:
         """Measure recommended configs on some tensors and take the fastest."""
@@ -78,6 +95,29 @@ class Stage:
             rationale=f"fastest of {len(advice)} configs measured: {measured * 1e6:.1f} us",
         )  # fmt: skip
         self.kernel = found.kernel
+
+
+class Ahead:
+    """Has kernels compiled by another process while configs of further ones are looked for."""
+
+    def __init__(self, is_wanted: bool) -> None:
+        self._is_wanted = is_wanted
+        self._first: Stage | None = None
+
+    def expect(self, program: Program) -> None:
+        """Start the process if a program seems to be new, before a config of it is looked for."""
+        if self._is_wanted and not is_known(program.sample):
+            HELPER.start()
+
+    def take(self, stage: Stage) -> None:
+        """Begin with a kernel, once there is a second one: one alone is compiled here as soon."""
+        if not self._is_wanted:
+            return
+        if self._first is None:
+            self._first = stage
+        elif stage is not self._first:
+            self._first.begin()
+            stage.begin()
 
 
 @dataclass(frozen=True, slots=True)
