@@ -1,6 +1,6 @@
 """Estimates and limits of a few configs: straight-line code beside the same formulas on columns.
 
-    python -m benchmarks.few_configs [--rounds 200] [--json FILE]
+    python benchmarks/few_configs.py [--rounds 200] [--json FILE]
 
 Both ways by turns, of five configs of a space: ``estimate_each`` and ``can_run`` as answers ask
 them, against ``estimate`` of their columns with all limits on these. Beside them what the first
