@@ -117,7 +117,7 @@ class Estimates:
     def bound_by(self) -> np.ndarray:
         """Name of the largest term of every config."""
         names = np.array(list(self.terms_s))
-        found: np.ndarray = names[np.argmax(np.stack(list(self.terms_s.values())), axis=0)]
+        found: np.ndarray = names[place_of_largest(list(self.terms_s.values()))]
         return found
 
     def at(self, row: int) -> Estimate:
@@ -160,11 +160,11 @@ def estimate_each(
     cores = _cores(threads if hardware.kind == "cpu" else 0, hardware)
     if space.sizes:
         straight = _straight(space.graph, Hashed(hardware, hardware.key), cores)
-        found = [straight({**row, **space.sizes}) for row in space.given(configs)]
-        if None not in found:
+        found = space.each(straight, configs)
+        if found is not None:
             work_flop = space.definition.work_flop(space.problem)
             unit = _unit(hardware)
-            return [_estimate(x.pop(TIME), x.items(), work_flop, cores, unit) for x in found if x]
+            return [_estimate(x.pop(TIME), x.items(), work_flop, cores, unit) for x in found]
     estimates = estimate(space, space.table(configs), threads=threads)
     return [estimates.at(i) for i in range(len(configs))]
 

@@ -24,6 +24,7 @@ from recommender.limits import (
     with_sizes,
 )
 from recommender.open_shapes import Hashed, TracedShape, traced
+from recommender.straight_line import Numbers, StraightLine
 from tilecore.errors import InvalidConfig
 from tilecore.graph import Bindings, Contraction, TileGraph, sole_contraction
 from tilecore.kernels.definition import (
@@ -206,9 +207,9 @@ class SearchSpace:
         if self.sizes:
             device = Hashed(self.hardware, self.hardware.key)
             keeps = hard_rule(self.graph, tuple(self.values), device, tuple(self.sizes))
-            found = [keeps({**row, **self.sizes}) for row in self.given(configs)]
-            if None not in found:
-                return [x[KEPT] for x in found if x]
+            found = self.each(keeps, configs)
+            if found is not None:
+                return [x[KEPT] for x in found]
         columns, kept = self.table(configs), np.ones(len(configs), bool)
         for limit in self.limits:
             if limit.is_hard:
@@ -240,6 +241,18 @@ class SearchSpace:
         knobs = self.definition.knobs_of(self.hardware.kind)
         rows = map(_values_of, configs)
         return [{k.name: row.get(k.name, k.default) for k in knobs} for row in rows]
+
+    def each(
+        self, straight: StraightLine, configs: Sequence[Mapping[str, KnobValue]]
+    ) -> list[Numbers] | None:
+        """Return what straight-line code says of each config; None: of one it is left to NumPy."""
+        found = []
+        for row in self.given(configs):
+            numbers = straight({**row, **self.sizes})
+            if numbers is None:
+                return None
+            found.append(numbers)
+        return found
 
     def rows(self, indices: np.ndarray) -> Columns:
         """Return the columns of some candidates."""

@@ -34,7 +34,8 @@ BOOT = (
     "import json,sys;sys.path[:]=json.loads(sys.argv[1]);"
     "from tilecore.compile_ahead import serve;serve(int(sys.argv[2]),float(sys.argv[3]))"
 )
-LOST = (OSError, EOFError, ValueError, pickle.PicklingError)
+LOST = (OSError, EOFError, ValueError)
+UNSENT = (*LOST, pickle.PicklingError, TypeError, AttributeError)  # a program that pickle refuses
 
 
 class Helper:
@@ -70,7 +71,7 @@ class Helper:
                     self._start()
                 assert self._jobs is not None
                 self._jobs.send((func, target, dict(config), store.root, store.limit_bytes))
-            except LOST:
+            except UNSENT:
                 self._forget()
                 return 0
             self._asked += 1
@@ -94,8 +95,8 @@ class Helper:
             self._forget()
 
     def _runs(self) -> bool:
-        is_own = self._process is not None and self._owner == os.getpid()
-        return is_own and self._process is not None and self._process.poll() is None
+        process = self._process
+        return process is not None and self._owner == os.getpid() and process.poll() is None
 
     def _start(self) -> None:
         self._forget()
@@ -126,7 +127,7 @@ def serve(descriptor: int, idle_s: float) -> None:
     import tilecore.codegen.llvm  # noqa: F401  TVM, which takes most of the time
     from tilecore.compiler import compile
 
-    with contextlib.suppress(*LOST):
+    with contextlib.suppress(*UNSENT):
         while jobs.poll(idle_s):
             func, target, config, root, limit_bytes = jobs.recv()
             with contextlib.suppress(Exception):  # the owner meets the same, and tells

@@ -11,7 +11,7 @@ import functools
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -44,10 +44,10 @@ class KeptAdvice:
         """
         asked = {f.name: getattr(question, f.name) for f in fields(question) if f.name != "trace"}
         rests_on = (
-            _plain(asked), asdict(hardware), host_toolchain().on(hardware.kind).key,
+            asked, asdict(hardware), host_toolchain().on(hardware.kind).key,
             store.database.shown_url, store.state(), _code(),
         )  # fmt: skip
-        self.path = folder / f"{digest(json.loads(json.dumps(rests_on, default=repr)))}.json"
+        self.path = folder / f"{digest(_plain(rests_on))}.json"
 
     def read(self) -> ProgramAdvice | None:
         """Return the answer that was kept, None where there is none that can be read."""
@@ -84,7 +84,7 @@ class KeptAdvice:
 
 def _plain(value: Any) -> Any:
     """Return what JSON tells apart as the values differ."""
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]

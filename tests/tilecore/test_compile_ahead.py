@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -108,6 +109,14 @@ def test_where_none_can_be_started_nothing_is_lost(helper, tmp_path, monkeypatch
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no such file"))
     assert helper.ask(scaled(2.0), "llvm", {}, ArtifactStore(tmp_path)) == 0
     helper.wait(0)
+
+
+def test_a_program_that_cannot_be_sent_is_compiled_here(helper, tmp_path):
+    program, store = scaled(2.0), ArtifactStore(tmp_path)
+    unsendable = replace(program, attrs={**program.attrs, "made by": lambda: None})
+    assert helper.ask(unsendable, "llvm", {}, store) == 0
+    helper.wait(helper.ask(program, "llvm", {}, store))  # others go on
+    assert compiler.stored(program, "llvm", {}, store) is not None
 
 
 def test_what_is_stored_is_not_asked_for(monkeypatch):
