@@ -12,40 +12,46 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-
-import psutil
+from pathlib import Path
 
 QUIET = 0.15  # of the cores' time that neighbours may take
 LOOK_S = 0.1  # the kernel counts hundredths of a second
 PATIENCE_S = 0.6
-Times = Mapping[int, tuple[float, float]]  # busy and all seconds, by core
+Ticks = Mapping[int, tuple[float, float]]  # busy, all; by core
 
 
-def core_times() -> Times:
-    """Return (busy, total) seconds of every core since boot."""
+def ticks_of(text: str) -> Ticks:
+    """Return (busy, total) clock ticks of every core since boot, from ``/proc/stat``."""
     found = {}
-    for core, spent in enumerate(psutil.cpu_times(percpu=True)):
-        total = sum(spent[:8])  # what guests take is part of what their host's users take
-        found[core] = (total - spent.idle - spent.iowait, total)
+    for line in text.splitlines():
+        name, *fields = line.split()
+        if name.startswith("cpu") and name != "cpu":
+            ticks = [float(x) for x in fields[:8]]
+            found[int(name[3:])] = (sum(ticks) - ticks[3] - ticks[4], sum(ticks))
     return found
 
 
-def busy_share(before: Times, after: Times, cores: set[int]) -> float:
+def core_ticks() -> Ticks:
+    """Return the same of this machine."""
+    return ticks_of(Path("/proc/stat").read_text())
+
+
+def busy_share(before: Ticks, after: Ticks, cores: set[int]) -> float:
     """Return which share of the time of some cores was spent on something."""
     shared = [core for core in cores if core in before and core in after]
     busy = sum(after[core][0] - before[core][0] for core in shared)
-    return busy / max(sum(after[core][1] - before[core][1] for core in shared), 0.01)
+    return busy / max(sum(after[core][1] - before[core][1] for core in shared), 1.0)
 
 
 class QuietCores:
     """The cores that a measuring process may use."""
 
     def __init__(
-        self, times: Callable[[], Times] = core_times,
+        self, ticks: Callable[[], Ticks] = core_ticks,
         clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
     ) -> None:  # fmt: skip
-        self._times, self._clock, self._sleep = times, clock, sleep
-        self._last = times()
+        self._ticks, self._clock, self._sleep = ticks, clock, sleep
+        self._last = ticks()
 
     @contextmanager
     def one(self) -> Iterator[int]:
@@ -66,14 +72,14 @@ class QuietCores:
         """
         began, cores = self._clock(), set(os.sched_getaffinity(0))
         while True:
-            before = self._times()
+            before = self._ticks()
             self._sleep(LOOK_S)
-            is_quiet = busy_share(before, self._times(), cores) <= QUIET
+            is_quiet = busy_share(before, self._ticks(), cores) <= QUIET
             waited_s = self._clock() - began
             if is_quiet or waited_s >= PATIENCE_S:
                 return {"waited_s": round(waited_s, 3), "is_quiet": float(is_quiet)}
 
     def _idlest(self, allowed: set[int]) -> int:
         """Return a core; of equals the last: interrupts come to the first."""
-        before, self._last = self._last, self._times()
+        before, self._last = self._last, self._ticks()
         return min(allowed, key=lambda core: (busy_share(before, self._last, {core}), -core))

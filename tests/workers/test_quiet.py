@@ -8,13 +8,19 @@ import threading
 import pytest
 
 from workers import quiet
-from workers.quiet import LOOK_S, PATIENCE_S, QuietCores, busy_share, core_times
+from workers.quiet import LOOK_S, PATIENCE_S, QuietCores, busy_share, core_ticks, ticks_of
+
+STAT = """cpu  300 0 100 1000 50 0 0 0 0 0
+cpu0 200 0 50 400 10 0 0 0 0 0
+cpu1 100 0 50 600 40 0 0 0 7 0
+intr 12345
+ctxt 99
+"""
 
 
-def test_cores_of_this_machine():
-    found = core_times()
-    assert set(os.sched_getaffinity(0)) <= set(found)
-    assert all(0 < busy < total for busy, total in found.values())
+def test_ticks_of_cores():
+    assert ticks_of(STAT) == {0: (250.0, 660.0), 1: (150.0, 790.0)}
+    assert set(os.sched_getaffinity(0)) <= set(core_ticks())
 
 
 def test_shares():
@@ -33,18 +39,18 @@ class Machine:
         self.shares, self.now_s = list(shares), 0.0
         self.cores = {core: [0.0, 0.0] for core in os.sched_getaffinity(0)}
 
-    def times(self):
-        return {core: tuple(spent) for core, spent in self.cores.items()}
+    def ticks(self):
+        return {core: tuple(ticks) for core, ticks in self.cores.items()}
 
     def sleep(self, seconds):
         share = self.shares.pop(0) if len(self.shares) > 1 else self.shares[0]
         self.now_s += seconds
-        for spent in self.cores.values():
-            spent[0] += seconds * share
-            spent[1] += seconds
+        for ticks in self.cores.values():
+            ticks[0] += 100 * seconds * share
+            ticks[1] += 100 * seconds
 
     def cores_of(self):
-        return QuietCores(self.times, lambda: self.now_s, self.sleep)
+        return QuietCores(self.ticks, lambda: self.now_s, self.sleep)
 
 
 @pytest.mark.parametrize(("shares", "waited", "is_quiet"), [
@@ -65,7 +71,7 @@ def test_one_thread_keeps_the_idlest_core(monkeypatch):
         assert os.sched_getaffinity(0) == {core}
     assert sorted(os.sched_getaffinity(0)) == allowed
     machine.sleep(1.0)
-    machine.cores[allowed[-1]][0] += 0.5  # others work there
+    machine.cores[allowed[-1]][0] += 50  # others work there
     with cores.one() as core:
         assert core == (allowed[-2] if len(allowed) > 1 else allowed[-1])
     machine.sleep(1.0)  # and have stopped
