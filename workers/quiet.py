@@ -9,10 +9,13 @@ they do nothing, and told where they did not stop.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+
+from workers.timing import busy_and_all
 
 QUIET = 0.15  # of the cores' time that neighbours may take
 LOOK_S = 0.1  # the kernel counts hundredths of a second
@@ -22,13 +25,8 @@ Ticks = Mapping[int, tuple[float, float]]  # busy, all; by core
 
 def ticks_of(text: str) -> Ticks:
     """Return (busy, total) clock ticks of every core since boot, from ``/proc/stat``."""
-    found = {}
-    for line in text.splitlines():
-        name, *fields = line.split()
-        if name.startswith("cpu") and name != "cpu":
-            ticks = [float(x) for x in fields[:8]]
-            found[int(name[3:])] = (sum(ticks) - ticks[3] - ticks[4], sum(ticks))
-    return found
+    lines = (line for line in text.splitlines() if re.match("cpu[0-9]", line))
+    return {int(line.split()[0][3:]): busy_and_all(line) for line in lines}
 
 
 def core_ticks() -> Ticks:
