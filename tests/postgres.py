@@ -10,12 +10,16 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from sqlalchemy import create_engine, make_url
+from sqlalchemy import Connection, create_engine, make_url
+from sqlalchemy import exc as sa_exc
+from sqlalchemy.pool import NullPool
 
+import db.service_models  # noqa: F401  its tables belong to the metadata
 from db.migrate import upgrade
+from db.models import Base
 from db.session import Database
 
 PROGRAMS = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
@@ -133,3 +137,83 @@ def database(server: str, template: str | None = None) -> Iterator[str]:
         finally:
             connection.exec_driver_sql(f"drop database {name} with (force)")
     engine.dispose()
+
+
+class Spare:
+    """A migrated database that tests get one after the other, emptied in between.
+
+    A copy takes a quarter of a second, to empty one two milliseconds. One that a test left with
+    another schema, or that cannot be emptied, is replaced by a new copy.
+    """
+
+    def __init__(self, server: str, template: str) -> None:
+        self._server, self._template = server, template
+        self._stack = ExitStack()
+        self._url: str | None = None
+        self._found = ""
+
+    @contextmanager
+    def empty(self) -> Iterator[str]:
+        """Yield its URL; what is still connected at the end is cut off."""
+        if self._url is None:
+            self._url = self._stack.enter_context(database(self._server, self._template))
+            with _connected(self._url) as connection:
+                self._found = _schema(connection)
+        try:
+            yield self._url
+        finally:
+            if not self._is_emptied(self._url):
+                self.close()
+
+    def close(self) -> None:
+        """Drop the database."""
+        self._url = None
+        self._stack.close()
+
+    def _is_emptied(self, url: str) -> bool:
+        try:
+            with _connected(url) as connection:
+                while connection.exec_driver_sql(CUT_OFF).all():
+                    time.sleep(0.001)
+                if _schema(connection) != self._found:
+                    return False
+                connection.exec_driver_sql(EMPTY)
+        except sa_exc.DBAPIError:  # who may not switch off triggers, for one
+            return False
+        return True
+
+
+@contextmanager
+def _connected(url: str) -> Iterator[Connection]:
+    engine = create_engine(url, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+    with engine.connect() as connection:
+        yield connection
+
+
+def _schema(connection: Connection) -> str:
+    return str(connection.exec_driver_sql(SCHEMA).scalar_one())
+
+
+TABLES = [t.name for t in Base.metadata.sorted_tables if t.name != "installation"]
+NUMBERED = [t.name for t in Base.metadata.sorted_tables if "id" in t.columns and t.name in TABLES]
+CUT_OFF = (
+    "select pg_terminate_backend(pid) from pg_stat_activity "
+    "where datname = current_database() and pid <> pg_backend_pid()"
+)
+EMPTY = "; ".join(
+    [
+        "set session_replication_role = replica",  # no triggers, of foreign keys either
+        *(f"delete from {name}" for name in TABLES),
+        *(f"select setval(pg_get_serial_sequence('{n}', 'id'), 1, false)" for n in NUMBERED),
+    ]
+)
+SCHEMA = """
+select md5(string_agg(part, ' ' order by part)) from (
+  select concat(attrelid, attname, atttypid, attnotnull) from pg_attribute
+    join pg_class on pg_class.oid = attrelid where relnamespace = 'public'::regnamespace
+  union all select concat(tgname, tgenabled) from pg_trigger where not tgisinternal
+  union all select concat(oid) from pg_proc where pronamespace = 'public'::regnamespace
+  union all select concat(oid) from pg_constraint where connamespace = 'public'::regnamespace
+  union all select version_num from alembic_version
+) as found (part)
+"""

@@ -19,6 +19,9 @@ from tilecore.tile_config import TileConfig, digest
 HARDWARE = HardwareProfile(name="bench CPU", kind="cpu", arch="x86-64-avx2", cores=2)
 TOOLCHAIN = Toolchain(tilecore="t1", tvm="0.27", llvm="22")
 
+# Both databases serve by the same code, and keep the same contract.
+BOTH = pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
+
 
 def workload(m: int = 64, dtype: str = "float32") -> Workload:
     return Workload.of("gemm", {"m": m, "n": 64, "k": 32, "dtype": dtype})
@@ -56,16 +59,22 @@ def database_path(migrated_file: Path, tmp_path: Path) -> Path:
     return Path(shutil.copy(migrated_file, tmp_path / "tilecore.db"))
 
 
+@pytest.fixture(scope="session")
+def postgres_spare(postgres_template: tuple[str, str] | None) -> Iterator[postgres.Spare]:
+    if postgres_template is None:
+        pytest.skip("no PostgreSQL here: install it, or set TILECORE_TEST_POSTGRES_URL")
+    spare = postgres.Spare(*postgres_template)
+    yield spare
+    spare.close()
+
+
 @pytest.fixture
 def store_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A migrated database of its own: SQLite, or what the test's parameter names."""
+    """A migrated, empty database: SQLite, or what the test's parameter names."""
     if getattr(request, "param", "sqlite") == "sqlite":
         yield f"sqlite:///{request.getfixturevalue('database_path')}"
         return
-    template = request.getfixturevalue("postgres_template")
-    if template is None:
-        pytest.skip("no PostgreSQL here: install it, or set TILECORE_TEST_POSTGRES_URL")
-    with postgres.database(*template) as url:
+    with request.getfixturevalue("postgres_spare").empty() as url:
         yield url
 
 
