@@ -69,7 +69,7 @@ class ModelRow(Base):
 
 
 class CompactionRow(Base):
-    """A compaction of the log; SQLite lets measurements be deleted while one is open.
+    """A compaction of the log; triggers let measurements be deleted while one is open.
 
     ``is_open`` is true within transactions that delete only: nobody else ever sees it.
     """

@@ -14,12 +14,12 @@ from db.models import MeasurementRow
 from db.records import MeasurementQuery, NewTrial, RetentionPolicy
 from db.service_models import DriftRow
 from recommender.measurement import Protocol
+from tests.db.conftest import BOTH
 from tests.db.test_log import DEVICES, START, TOOLCHAINS, some
 from tilecore.tile_config import TileConfig
 
 pytestmark = pytest.mark.few(1)  # a case takes long
 
-both = pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
 BARE = RetentionPolicy(keep_days=1, keep_best=1, keep_recent=0, keep_training=0)
 
 
@@ -52,7 +52,7 @@ def add_drift(store, since):
         session.add(DriftRow(**key._mapping, **dates, ratio=1.5, explanation="slower"))
 
 
-@both
+@BOTH
 @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     seed=st.integers(0, 10_000),
@@ -88,7 +88,7 @@ def removed(report):
     return sum(report.removed.values())
 
 
-@both
+@BOTH
 def test_every_cause_of_a_failure_keeps_its_count(store, make_measurement):
     causes = ["no such register\nat line 3", "no such register", "out of memory", "x" * 300]
     for detail in causes * 3:
@@ -106,7 +106,7 @@ def test_every_cause_of_a_failure_keeps_its_count(store, make_measurement):
     }
 
 
-@both
+@BOTH
 def test_what_is_young_recent_or_trained_on_stays(store, make_measurement):
     now = datetime.now(UTC)
     store.add_all([make_measurement(i * 1e-3) for i in range(1, 11)])
@@ -130,7 +130,7 @@ def test_a_policy_that_keeps_no_best_is_none():
         RetentionPolicy(keep_best=0)
 
 
-@both
+@BOTH
 def test_runs_keep_their_trials_until_they_end_and_go_on_afterwards(
     store, new_run, make_measurement
 ):
@@ -161,7 +161,7 @@ def test_runs_keep_their_trials_until_they_end_and_go_on_afterwards(
     }  # fmt: skip
 
 
-@both
+@BOTH
 def test_writers_go_on_and_lose_nothing(store, second_store, make_measurement):
     store.add_all([make_measurement(1e-3, config=TileConfig.of(i=i)) for i in range(1200)])
     now, stop, written = datetime.now(UTC), threading.Event(), []
@@ -185,6 +185,8 @@ def test_writers_go_on_and_lose_nothing(store, second_store, make_measurement):
             writer.join()
     assert removed(done) == 1199
     assert done.note == ""
+    with pytest.raises(sa_exc.IntegrityError, match="append-only"), store.database.write() as s:
+        s.execute(text("delete from measurement"))
     assert len(set(written)) == len(written) > 0
     assert second_store.count_measurements() == 1 + len(written)
 

@@ -1,26 +1,29 @@
 """SqlStore keeps measurements whole and finds the right ones."""
 
-import sqlite3
-from contextlib import closing
+import re
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy import CheckConstraint, insert, inspect, select, text, update
 from sqlalchemy import exc as sa_exc
-from sqlalchemy import text
 
 from db.errors import ModelCorrupt
-from db.reader import _decoded
+from db.models import Base, MeasurementRow
 from db.records import MeasurementQuery
+from db.service_models import CompactionRow, ModelRow
 from db.snapshot import Snapshot
 from recommender.hardware import HardwareProfile
 from recommender.measurement import MeasureStatus, Protocol, Toolchain
 from recommender.workload import Workload
+from tests.db.conftest import BOTH
 from tilecore.tile_config import TileConfig
 
 HARDWARE = HardwareProfile(name="bench CPU", kind="cpu", arch="x86-64-avx2", cores=2)
 TOOLCHAIN = Toolchain(tilecore="t1", tvm="0.27", llvm="22")
+
+pytestmark = BOTH
 
 
 def test_round_trip_keeps_every_field(store, make_measurement):
@@ -65,8 +68,6 @@ def test_best_prefers_confirmed_times_and_needs_the_exact_key(store, make_measur
     assert store.best(fast.workload, "other", "p1", TOOLCHAIN.key) is None
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
 def test_what_databases_refuse_costs_no_record(store, make_measurement, new_run):
     """A candidate's NUL, or half a surrogate pair of its file name, made its result unstorable."""
     odd = "a\0b\udcffc"
@@ -91,8 +92,6 @@ def test_what_databases_refuse_costs_no_record(store, make_measurement, new_run)
     assert store.runs.get(run.public_id).spec["weights"] == [1.5, None]
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
 def test_fastest_begins_with_the_best_and_names_each_config_once(store, make_measurement):
     def add(time_s, block, protocol=Protocol.CONFIRM, driver="d1"):
         config = TileConfig.of(block_M=block)
@@ -131,8 +130,6 @@ def test_a_snapshot_reads_devices_and_models_once_and_measurements_always(store,
     assert later.active_model("gemm", "cpu").blob == b"m"
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
 def test_best_prefers_times_of_this_driver(store, make_measurement):
     def confirmed(time_s, driver):
         found = make_measurement(
@@ -187,38 +184,76 @@ def test_pages_show_every_record_once(store, make_measurement, limit, best_first
     assert seen == (sorted(seen) if best_first else sorted(seen, key=lambda r: -r[1]))
 
 
-def test_measurements_cannot_be_changed_or_deleted(store, make_measurement):
-    store.add(make_measurement())
-    for change in ("update measurement set time_s = 1", "delete from measurement_sample"):
+@pytest.mark.parametrize("table", ["measurement", "measurement_sample"])
+def test_measurements_cannot_be_changed_or_deleted(store, make_measurement, table):
+    written = [make_measurement(), make_measurement(None)]
+    store.add_all(written)
+    column = {"measurement": "threads", "measurement_sample": "measurement_id"}[table]
+    changes = [f"update {table} set {column} = {column}", f"delete from {table}"]
+    if store.database.path is None:
+        changes.append(f"truncate {table} cascade")
+    for change in changes:
         refused = pytest.raises(sa_exc.IntegrityError, match="append-only")
         with refused, store.database.write() as session:
             session.execute(text(change))
+    assert store.measurements() == written[::-1]
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("row", [("OK", None), ("COMPILE_ERROR", 1.0), ("ODD", None)])
-def test_the_database_itself_refuses_impossible_rows(store, make_measurement, database_path, row):
+def test_only_in_the_transaction_of_an_open_compaction_is_anything_deleted(
+    store, second_store, make_measurement
+):
     store.add(make_measurement())
-    columns = (
-        "workload_id, hardware_id, program_id, toolchain_id, config_id, protocol, threads, "
-        "detail, worker, metrics, measured_at"
-    )
-    refused = pytest.raises(sqlite3.IntegrityError, match="CHECK")
-    with closing(sqlite3.connect(database_path)) as connection, refused:
-        connection.execute(
-            f"insert into measurement (status, time_s, {columns}) "
-            f"select ?, ?, {columns} from measurement",
-            row,
-        )
+    opened = "update compaction set is_open = "
+    now, gone = store.measurements()[0].measured_at, "delete from measurement_sample"
+    with store.database.write() as session:
+        session.add(CompactionRow(at=now, policy={}, is_open=False))
+    with store.database.write() as session:
+        session.execute(text(opened + "true"))
+        refused = pytest.raises(sa_exc.IntegrityError, match="append-only")
+        with refused, session.begin_nested():
+            session.execute(text("update measurement set threads = 9"))
+        if store.database.path is None:  # SQLite has one writer at a time
+            with refused, second_store.database.write() as other:
+                other.execute(text(gone))
+        session.execute(text(gone))
+        session.execute(text(opened + "false"))
+        with refused:
+            session.execute(text("delete from measurement"))
 
 
-def test_status_constraint_names_the_closed_set(store):
-    """Alembic does not see changed CHECK constraints, so this test does."""
+@pytest.mark.parametrize(
+    ("change", "constraint"),
+    [
+        ({"status": "OK", "time_s": None}, "time_or_failure"),
+        ({"status": "COMPILE_ERROR", "time_s": 1.0}, "time_or_failure"),
+        ({"status": "ODD", "time_s": None}, "status"),
+        ({"protocol": "guess"}, "protocol"),
+    ],
+)
+def test_the_database_itself_refuses_impossible_rows(store, make_measurement, change, constraint):
+    store.add(make_measurement())
+    table = MeasurementRow.__table__
     with store.database.read() as session:
-        sql = session.execute(
-            text("select sql from sqlite_master where name = 'measurement'")
-        ).scalar_one()
-    assert all(f"'{status.value}'" in sql for status in MeasureStatus)
+        row = dict(session.execute(select(table)).one()._mapping)
+    del row["id"]
+    with store.database.write() as session:
+        session.execute(insert(table).values(row))  # a possible one
+    refused = pytest.raises(sa_exc.IntegrityError, match=f"ck_measurement_{constraint}")
+    with refused, store.database.write() as session:
+        session.execute(insert(table).values(row | change))
+    assert store.count_measurements() == 2
+
+
+def test_checks_name_the_closed_sets_of_their_columns(store):
+    """Alembic does not see changed CHECK constraints, so this test does."""
+    found = inspect(store.database.engine)
+    for table in Base.metadata.sorted_tables:
+        checks = {c["name"]: c["sqltext"] for c in found.get_check_constraints(table.name)}
+        wanted = [c for c in table.constraints if isinstance(c, CheckConstraint)]
+        assert set(checks) == {str(c.name) for c in wanted}
+        for check in wanted:
+            words = re.findall(r"'[^']*'", str(check.sqltext))
+            assert words == re.findall(r"'[^']*'", checks[str(check.name)]) != []
 
 
 def test_hardware_profile_is_replaced_by_a_measured_one(store):
@@ -255,14 +290,9 @@ def test_one_model_is_active_and_damage_is_noticed(store):
     assert store.active_model("gemm", "sm_90a").blob == b"of GPUs"
     assert store.active_model("gemm", "gfx942") is None
     with store.database.write() as session:
-        session.execute(text("update model_version set blob = x'00' where state = 'active'"))
+        session.execute(update(ModelRow).where(ModelRow.state == "active").values(blob=b"0"))
     with pytest.raises(ModelCorrupt, match="DB808"):
         store.active_model("gemm", "cpu")
-
-
-def test_json_that_older_releases_stored_is_read():
-    """Half a surrogate pair, which ``json`` takes and faster parsers refuse."""
-    assert _decoded('[{"a": 1.5}, "\\ud800"]') == [{"a": 1.5}, "\ud800"]
 
 
 def test_points_in_time_come_back_in_utc(store, make_measurement):
