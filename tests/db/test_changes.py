@@ -11,10 +11,8 @@ from db.errors import DatabaseLocked
 from db.rows import add_measurements
 from db.snapshot import Snapshot
 from recommender.measurement import MeasureStatus, Protocol
-from tests.db.conftest import HARDWARE, TOOLCHAIN, measurement, workload
+from tests.db.conftest import BOTH, HARDWARE, TOOLCHAIN, measurement, workload
 from tilecore.tile_config import TileConfig
-
-ENGINES = pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
 
 
 @pytest.fixture
@@ -33,8 +31,7 @@ def ids_of(store, *workloads):
     return frozenset(known.ids[known.index.workloads.index(w)] for w in workloads)
 
 
-@pytest.mark.few(1)
-@ENGINES
+@BOTH
 def test_everything_is_new_at_first_then_nothing(store):
     follower = Follower(store.database)
     assert follower.look() == EVERYTHING
@@ -42,7 +39,7 @@ def test_everything_is_new_at_first_then_nothing(store):
     assert EVERYTHING
 
 
-@ENGINES
+@BOTH
 def test_what_was_measured_is_told_once(store, follower):
     near, far = workload(64), workload(128)
     store.add_all([measurement(2e-3, workload=near), measurement(1e-3, workload=far)])
@@ -54,8 +51,7 @@ def test_what_was_measured_is_told_once(store, follower):
     assert [follower.look() for _ in range(4)] == [NOTHING] * 4
 
 
-@pytest.mark.few(1)
-@ENGINES
+@BOTH
 def test_winners_are_told_from_others(store, follower, new_run):
     subject = workload()
     store.add(measurement(2e-3))
@@ -89,8 +85,7 @@ def test_winners_are_told_from_others(store, follower, new_run):
     assert (found.grown, found.won) == (frozenset({workload(256)}), frozenset())
 
 
-@pytest.mark.few(1)
-@ENGINES
+@BOTH
 def test_models_and_devices_change_everything(store, follower):
     def saved(promote):
         store.models.save(
@@ -111,8 +106,7 @@ def test_models_and_devices_change_everything(store, follower):
         assert follower.look() == EVERYTHING
 
 
-@pytest.mark.few(1)
-@ENGINES
+@BOTH
 def test_more_than_is_told_apart_changes_everything(store, follower, monkeypatch):
     monkeypatch.setattr(changes, "MOST", 3)
     monkeypatch.setattr(changes, "RECENT", 1)
@@ -126,7 +120,6 @@ def test_more_than_is_told_apart_changes_everything(store, follower, monkeypatch
     assert follower.look().won == ids_of(store, workload())
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("is_known", [True, False])
 def test_what_commits_after_higher_numbers_is_told(store, second_store, monkeypatch, is_known):
@@ -169,7 +162,6 @@ def test_what_is_under_way_elsewhere_costs_no_more_than_numbers(store, second_st
     assert all(one.won for one in found if one != EVERYTHING)
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("store_url", "failing"),
     [
@@ -194,8 +186,7 @@ def test_what_a_failed_look_may_have_missed_is_told(store, follower, monkeypatch
     assert follower.look() == EVERYTHING
 
 
-@pytest.mark.few(1)
-@ENGINES
+@BOTH
 def test_a_snapshot_keeps_what_changes_leave_as_it_is(store, follower):
     def reads(snapshot, subject):
         return [m.time_s for m in snapshot.nearest(subject, count=1)]
@@ -219,6 +210,7 @@ def test_a_snapshot_keeps_what_changes_leave_as_it_is(store, follower):
     assert reads(last, third) == [5e-3]
 
 
+@BOTH
 def test_a_view_tells_which_winners_were_looked_at(store):
     subjects = [workload(m) for m in (64, 128, 4096)]
     store.add_all([measurement(workload=w) for w in subjects])
@@ -231,6 +223,7 @@ def test_a_view_tells_which_winners_were_looked_at(store):
     assert snapshot.looked_at == set()
 
 
+@BOTH
 def test_a_winner_that_failed_later_stays_one(store, follower):
     store.add(measurement(1e-3))
     follower.look()

@@ -8,10 +8,10 @@ from db.changes import EVERYTHING, Follower
 from db.records import NewTrial
 from recommender.drift import Drift
 from recommender.measurement import Protocol
-from tests.db.conftest import HARDWARE, TOOLCHAIN
+from tests.db.conftest import BOTH, HARDWARE, TOOLCHAIN
 from tilecore.tile_config import TileConfig
 
-pytestmark = pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
+pytestmark = BOTH
 START = datetime(2026, 11, 20, tzinfo=UTC)
 DRIFT = Drift(START + timedelta(days=2), 1.3, 2, 2)
 
@@ -43,7 +43,6 @@ def best(store, make_measurement):
     return store.best(workload, HARDWARE.key, "p1", TOOLCHAIN.key).time_s
 
 
-@pytest.mark.few(1)
 def test_the_history_is_that_of_like_runs(store, tuned, new_run, make_workload):
     new_run(), new_run(workload=make_workload(128)), new_run(program_digest="p2")
     found = store.drifts.history(tuned[0])
@@ -52,7 +51,6 @@ def test_the_history_is_that_of_like_runs(store, tuned, new_run, make_workload):
     assert {measured[0].driver for _, measured in found} == {"d"}
 
 
-@pytest.mark.few(1)
 def test_what_was_measured_before_a_drift_answers_no_more(store, tuned, make_measurement):
     assert best(store, make_measurement) == 1.0
     found = store.drifts.add(tuned[-1], DRIFT)
@@ -63,7 +61,6 @@ def test_what_was_measured_before_a_drift_answers_no_more(store, tuned, make_mea
     assert [name for name, _ in store.drifts.history(tuned[0])] == after
 
 
-@pytest.mark.few(1)
 def test_a_drift_is_open_once_until_a_later_run_succeeded(
     store, second_store, tuned, new_run, make_measurement
 ):

@@ -18,10 +18,9 @@ from db.shape import Shape, fastest, merged
 from db.store import LOG_STATE, SqlStore
 from recommender.measurement import Protocol
 from tests import postgres
-from tests.db.conftest import HARDWARE, TOOLCHAIN, measurement, workload
+from tests.db.conftest import BOTH, HARDWARE, TOOLCHAIN, measurement, workload
 from tilecore.tile_config import TileConfig
 
-both = pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
 DRIVERS = ("", "d1", "d2")
 
 
@@ -46,8 +45,7 @@ def in_turn(log, protocol, driver):
     return sorted(found, key=lambda m: m.time_s)  # stable: the first one stored of equal ones
 
 
-@pytest.mark.few(1)
-@both
+@BOTH
 def test_best_and_fastest_are_those_of_a_count_by_hand(store):
     seed = random.randrange(2**32)
     rng = random.Random(seed)
@@ -68,8 +66,7 @@ def test_best_and_fastest_are_those_of_a_count_by_hand(store):
         assert store.fastest(*key, count=5) == expected, seed
 
 
-@pytest.mark.few(1)
-@both
+@BOTH
 @pytest.mark.parametrize("query", [BEST, FASTEST, KNOWN, LOG_STATE, STATE, NUMBERS, TOLD])
 def test_prepared_queries_give_what_sqlalchemy_does(store, query):
     for m in random_log(random.Random(1), 60):

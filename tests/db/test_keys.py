@@ -6,8 +6,9 @@ import pytest
 from sqlalchemy import text
 
 from db.errors import UnknownKey
+from tests.db.conftest import BOTH
 
-pytestmark = pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
+pytestmark = BOTH
 
 
 def test_a_key_is_found_by_its_secret_only(store):
@@ -26,7 +27,6 @@ def test_the_database_does_not_hold_the_key(store):
     assert not any(secret in str(value) or secret[12:] in str(value) for value in row)
 
 
-@pytest.mark.few(1)
 def test_expired_and_revoked_keys_are_not_valid(store, second_store):
     first, _ = store.keys.create("never", "read")
     now = first.created_at

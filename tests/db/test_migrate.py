@@ -30,6 +30,7 @@ from db.migrate import (
 from db.records import MeasurementQuery
 from db.session import Database
 from db.store import SqlStore
+from tests.db.conftest import BOTH
 from tests.db.test_studies import NEW
 
 
@@ -52,7 +53,7 @@ def test_models_and_migrations_agree_and_go_back(store):
 
 @pytest.mark.few(1)
 @pytest.mark.covering
-@pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
+@BOTH
 @pytest.mark.parametrize("until", REVISIONS[:-1])
 def test_every_schema_is_upgraded_and_gone_back_to_with_its_rows(
     store, make_measurement, new_run, until
@@ -88,8 +89,7 @@ def _tables(connection):
     return found.tables.values()
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
+@BOTH
 def test_authors_get_the_names_of_their_keys(store):
     key, _ = store.keys.create("alice", "tune")
     with migrating(store.database) as config:

@@ -9,7 +9,7 @@ from db.rows import add_measurements
 from db.snapshot import Snapshot
 from recommender.hardware import HardwareProfile, load_profile
 from recommender.nearest import best_nearby, workload_distance
-from tests.db.conftest import HARDWARE, TOOLCHAIN, measurement, workload
+from tests.db.conftest import BOTH, HARDWARE, TOOLCHAIN, measurement, workload
 
 GPU = load_profile("h100-sxm")
 OTHER_CPU = HardwareProfile(name="another CPU", kind="cpu", arch="x86-64-avx2", cores=8)
@@ -21,6 +21,7 @@ def sizes(found, hardware):
     return {dict(m.workload.problem)["m"] for m in found if m.hardware.key == hardware.key}
 
 
+@BOTH
 @pytest.mark.few(1)
 @pytest.mark.parametrize("crowd", [GPU, OTHER_CPU])
 @pytest.mark.parametrize("form", [lambda store: store, Snapshot])
@@ -41,6 +42,7 @@ def test_records_of_other_devices_do_not_take_the_places_of_this_one(store, crow
     assert known.nearest(asked, hardware=HARDWARE) == near
 
 
+@BOTH
 def test_devices_of_its_kind_are_found_behind_others(store):
     store.add_all([measurement(workload=workload(m), hardware=EMULATED) for m in CROWD])
     store.add_all([measurement(workload=workload(m), hardware=OTHER_CPU) for m in CROWD])
@@ -51,6 +53,7 @@ def test_devices_of_its_kind_are_found_behind_others(store):
     assert all(m.hardware.key != GPU.key for m in store.nearest(workload(120)))
 
 
+@BOTH
 @pytest.mark.parametrize("measured", [(HARDWARE,), (OTHER_CPU, GPU), (HARDWARE, GPU), ()])
 @pytest.mark.parametrize("count", [2, 5])
 def test_new_workloads_beyond_the_reach_change_nothing_that_was_found(store, measured, count):
@@ -93,6 +96,7 @@ def test_workloads_that_were_numbered_first_and_committed_last_are_found(store, 
     assert known.keys == {w.key for w in known.index.workloads}
 
 
+@BOTH
 def test_what_is_too_far_to_carry_over_is_not_looked_for(store):
     store.add_all([measurement(workload=workload(m), hardware=GPU) for m in CROWD])
     store.add(measurement(workload=workload(120 << 9)))  # a factor of 512

@@ -1,15 +1,13 @@
 """What the store tells of itself: counts for metrics, and whether anything is new."""
 
-import pytest
-
 from db.records import NewTrial
 from recommender.measurement import Protocol
+from tests.db.conftest import BOTH
 from tilecore.tile_config import TileConfig
 
-pytestmark = pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
+pytestmark = BOTH
 
 
-@pytest.mark.few(1)
 def test_counts(store, new_run, make_measurement):
     empty = store.counts()
     assert (empty.runs, empty.trials, empty.lost_executions, empty.models) == ({}, {}, 0, {})

@@ -5,12 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from db.errors import UnknownProgram
+from tests.db.conftest import BOTH
 
-pytestmark = pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
+pytestmark = BOTH
 DIGEST = "0123456789abcdef" * 2
 
 
-@pytest.mark.few(1)
 def test_a_program_is_kept_as_it_came_first(store, second_store):
     found, is_new = store.programs.add(DIGEST, "matmul", b'{"a":1}', "alice")
     assert is_new
@@ -22,14 +22,12 @@ def test_a_program_is_kept_as_it_came_first(store, second_store):
         store.programs.get("0" * 32)
 
 
-@pytest.mark.few(1)
 def test_programs_are_listed_newest_first(store):
     made = [store.programs.add(f"{n:032x}", "p", b"{}" * n, "a")[0] for n in range(1, 4)]
     assert store.programs.list() == made[::-1]
     assert store.programs.list(limit=1, before=made[2].id) == [made[1]]
 
 
-@pytest.mark.few(1)
 def test_many_send_the_same_program_at_once(store, second_store):
     with ThreadPoolExecutor(6) as pool:
         stores = [store, second_store] * 6

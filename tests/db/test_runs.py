@@ -22,10 +22,10 @@ from db.records import MeasurementQuery, NewRun, NewTrial
 from db.session import Database
 from db.store import SqlStore
 from recommender.measurement import MeasureStatus, Protocol
-from tests.db.conftest import HARDWARE, TOOLCHAIN
+from tests.db.conftest import BOTH, HARDWARE, TOOLCHAIN
 from tilecore.tile_config import TileConfig
 
-pytestmark = pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
+pytestmark = BOTH
 
 
 MORNING = datetime(2026, 11, 20, 8, tzinfo=UTC)
@@ -38,7 +38,6 @@ def trials(count, protocol=Protocol.SCREEN):
     ]
 
 
-@pytest.mark.few(1)
 def test_idempotency_key_gives_the_first_run_again(new_run):
     first = new_run(idempotency_key="k")
     assert new_run(idempotency_key="k").id == first.id
@@ -47,13 +46,11 @@ def test_idempotency_key_gives_the_first_run_again(new_run):
     assert new_run().id != new_run().id
 
 
-@pytest.mark.few(1)
 def test_unknown_run(store):
     with pytest.raises(UnknownRun, match="DB809"):
         store.runs.get("nowhere")
 
 
-@pytest.mark.few(1)
 def test_a_run_from_queue_to_result(store, new_run, make_measurement):
     run = new_run()
     epoch = store.leader.acquire("me", 10)
@@ -84,7 +81,6 @@ def test_a_run_from_queue_to_result(store, new_run, make_measurement):
     assert found.id == run.id
 
 
-@pytest.mark.few(1)
 def test_a_result_counts_only_while_its_lease_is_held(store, new_run, make_measurement):
     run = new_run()
     old = store.leader.acquire("old", 0.0)
@@ -99,7 +95,6 @@ def test_a_result_counts_only_while_its_lease_is_held(store, new_run, make_measu
     assert store.count_measurements() == 1
 
 
-@pytest.mark.few(1)
 def test_an_old_leader_can_write_nothing(store, new_run):
     run = new_run()
     old = store.leader.acquire("old", 0.0)
@@ -115,7 +110,6 @@ def test_an_old_leader_can_write_nothing(store, new_run):
             write()
 
 
-@pytest.mark.few(1)
 def test_leadership_is_exclusive_until_it_ends(store):
     assert store.leader.acquire("a", 60) == 1
     assert store.leader.acquire("b", 60) is None
@@ -126,7 +120,6 @@ def test_leadership_is_exclusive_until_it_ends(store):
     assert store.leader.acquire("c", 60) == 3
 
 
-@pytest.mark.few(1)
 def test_expired_leases_go_back_and_released_ones_too(store, new_run):
     run = new_run()
     epoch = store.leader.acquire("me", 60)
@@ -138,7 +131,6 @@ def test_expired_leases_go_back_and_released_ones_too(store, new_run):
     assert [t.attempt for t in store.trials.claim(run.id, epoch, 9, 60)] == [2, 2, 2]
 
 
-@pytest.mark.few(1)
 def test_leases_are_prolonged_by_who_holds_them(store, new_run):
     run, epoch = new_run(), store.leader.acquire("me", 60)
     store.trials.add(run.id, trials(2), epoch)
@@ -149,7 +141,6 @@ def test_leases_are_prolonged_by_who_holds_them(store, new_run):
     assert [t.id for t in store.trials.of_run(run.id, state="leased")] == [short.id]
 
 
-@pytest.mark.few(1)
 def test_leases_of_thousands_of_devices_are_held_at_once(store, new_run, make_measurement):
     """One leader serves them; a condition for each of 1,200 was too deep for SQLite."""
     run, epoch = new_run(), store.leader.acquire("me", 60)
@@ -163,7 +154,6 @@ def test_leases_of_thousands_of_devices_are_held_at_once(store, new_run, make_me
     assert store.trials.count_by_status(run.id) == {"OK": 1201}
 
 
-@pytest.mark.few(1)
 def test_of_outcomes_of_one_trial_the_first_of_the_held_lease_is_stored(
     store, new_run, make_measurement
 ):
@@ -187,7 +177,6 @@ def test_of_outcomes_of_one_trial_the_first_of_the_held_lease_is_stored(
     assert [(t.state, t.measurement.time_s) for t in ended] == [("done", 2e-3), ("failed", None)]
 
 
-@pytest.mark.few(1)
 def test_a_lost_worker_delays_the_next_attempt(store, new_run):
     run = new_run()
     epoch = store.leader.acquire("me", 60)
@@ -203,7 +192,6 @@ def test_a_lost_worker_delays_the_next_attempt(store, new_run):
     assert (again.attempt, again.last_error) == (2, "node gone")
 
 
-@pytest.mark.few(1)
 def test_a_trial_that_lost_all_workers_is_failed(store, new_run, make_measurement):
     run = new_run()
     epoch = store.leader.acquire("me", 60)
@@ -214,7 +202,6 @@ def test_a_trial_that_lost_all_workers_is_failed(store, new_run, make_measuremen
     assert (stored.state, stored.measurement.status) == ("failed", MeasureStatus.WORKER_LOST)
 
 
-@pytest.mark.few(1)
 def test_cancelling(store, new_run, make_measurement):
     queued, under_way = new_run(), new_run()
     assert store.runs.cancel(queued.public_id).state == "CANCELLED"
@@ -230,7 +217,6 @@ def test_cancelling(store, new_run, make_measurement):
     assert store.runs.cancel(under_way.public_id).state == "CANCELLED"
 
 
-@pytest.mark.few(1)
 def test_runs_and_measurements_know_who_asked_for_them(store, new_run, make_measurement):
     epoch = store.leader.acquire("me", 60)
     for author in ("alice", "bob", None):
@@ -260,7 +246,6 @@ def test_runs_and_measurements_know_who_asked_for_them(store, new_run, make_meas
     assert (len(first.items), len(rest.items)) == (2, 1)
 
 
-@pytest.mark.few(1)
 def test_runs_are_listed_newest_first_and_one_under_way_comes_first(store, new_run):
     ids = [new_run().id for _ in range(3)]
     epoch = store.leader.acquire("me", 60)
@@ -278,7 +263,6 @@ def test_runs_are_listed_newest_first_and_one_under_way_comes_first(store, new_r
     assert store.runs.list(kernel="conv") == []
 
 
-@pytest.mark.few(1)
 def test_groups_of_one_priority_take_turns(store, new_run):
     """A group of hundreds does not make everybody else wait for all of it."""
     many = [new_run(group="g-1").id for _ in range(4)]
@@ -292,7 +276,6 @@ def test_groups_of_one_priority_take_turns(store, new_run):
     assert order == [urgent, many[0], single, *many[1:]]
 
 
-@pytest.mark.few(1)
 def test_two_claimers_never_get_the_same_trial(store, new_run):
     run = new_run()
     epoch = store.leader.acquire("me", 60)
@@ -312,7 +295,6 @@ def test_two_claimers_never_get_the_same_trial(store, new_run):
     assert len(got) == 24
 
 
-@pytest.mark.few(1)
 def test_concurrent_updates_are_not_lost(store):
     """SQLite's default transactions lose most of these; BEGIN IMMEDIATE loses none."""
     store.leader.acquire("me", 60)
@@ -337,7 +319,6 @@ def under_way(store, run, epoch, count=2):
     return store.trials.claim(run.id, epoch, count, 60)
 
 
-@pytest.mark.few(1)
 def test_pausing_and_resuming(store, new_run):
     queued, run = new_run(), new_run()
     assert store.runs.pause(queued.public_id).state == "PAUSED"
@@ -358,7 +339,6 @@ def test_pausing_and_resuming(store, new_run):
     assert kinds[2:] == ["pause_requested", "unpaused", "pause_requested", "paused", "unpaused"]
 
 
-@pytest.mark.few(1)
 def test_what_makes_no_sense_in_a_state_is_refused(store, new_run):
     epoch = store.leader.acquire("me", 60)
     cancelled, failed, queued = new_run(), new_run(), new_run()
@@ -382,7 +362,6 @@ def test_what_makes_no_sense_in_a_state_is_refused(store, new_run):
         store.runs.pause(running.public_id)
 
 
-@pytest.mark.few(1)
 def test_a_finished_run_goes_on_with_a_larger_budget(store, new_run, make_measurement):
     run = new_run(spec={"max_trials": 2, "time_limit_s": 5.0}, planned_trials=2, ceiling_s=9.0)
     epoch = store.leader.acquire("me", 60)
@@ -407,7 +386,6 @@ def test_a_finished_run_goes_on_with_a_larger_budget(store, new_run, make_measur
     assert store.runs.extend(run.public_id, trials=1)[0].round == 2
 
 
-@pytest.mark.few(1)
 def test_a_group_is_queued_whole_and_once(store, make_workload):
     def batch(body):
         return [
@@ -432,7 +410,6 @@ def test_a_group_is_queued_whole_and_once(store, make_workload):
         store.runs.of_group("g-2")
 
 
-@pytest.mark.few(1)
 def test_runs_wait_for_hardware_that_nobody_offers(store, new_run):
     here, elsewhere = new_run(), new_run(hardware=replace(HARDWARE, name="another"))
     epoch = store.leader.acquire("me", 60)
@@ -449,7 +426,6 @@ def test_runs_wait_for_hardware_that_nobody_offers(store, new_run):
     assert kinds == ["queued", "waits", "paused", "unpaused", "waits", "hardware_joined"]
 
 
-@pytest.mark.few(1)
 def test_what_is_wished_of_a_run_that_waits_for_hardware_comes_true(store, new_run):
     """Its node left before the coordinator saw the wish; such runs hung for ever."""
     epoch = store.leader.acquire("me", 60)
@@ -467,7 +443,6 @@ def test_what_is_wished_of_a_run_that_waits_for_hardware_comes_true(store, new_r
     assert store.runs.resume(resumed.public_id).state == "QUEUED"
 
 
-@pytest.mark.few(1)
 def test_a_run_that_was_extended_meanwhile_does_not_end(store, new_run):
     """The coordinator had decided to end it before it saw the extension, which was lost."""
     epoch = store.leader.acquire("me", 60)
@@ -481,7 +456,6 @@ def test_a_run_that_was_extended_meanwhile_does_not_end(store, new_run):
     assert store.runs.get(run.public_id).result == {"best": 2}
 
 
-@pytest.mark.few(1)
 def test_a_run_that_is_to_be_cancelled_is_not_paused_nor_stuck(store, new_run):
     epoch = store.leader.acquire("me", 60)
     run = new_run(spec={"max_trials": 2, "time_limit_s": 5.0})
@@ -495,7 +469,6 @@ def test_a_run_that_is_to_be_cancelled_is_not_paused_nor_stuck(store, new_run):
     assert store.runs.extend(run.public_id, trials=3)[0].state == "QUEUED"
 
 
-@pytest.mark.few(1)
 def test_nodes_join_drain_and_get_lost(store, new_run):
     epoch = store.leader.acquire("me", 60)
     join = {"hardware": HARDWARE, "devices": 2, "epoch": epoch}
@@ -529,7 +502,6 @@ def test_a_node_goes_by_how_its_key_begins(store):
             store.nodes.drain(several)
 
 
-@pytest.mark.few(1)
 def test_measurements_are_dated_by_the_clock_of_the_database(
     store, store_url, new_run, make_measurement
 ):
@@ -551,7 +523,6 @@ def test_measurements_are_dated_by_the_clock_of_the_database(
     other.database.close()
 
 
-@pytest.mark.few(1)
 def test_events_of_a_run_are_seen_in_their_order(store, second_store, new_run, make_measurement):
     """A later event was committed before an earlier one: who had read it never saw that."""
     run, epoch = new_run(), store.leader.acquire("me", 60)
@@ -573,7 +544,6 @@ def test_events_of_a_run_are_seen_in_their_order(store, second_store, new_run, m
     assert kinds == ["pause_requested", "retry", "trial"]
 
 
-@pytest.mark.few(1)
 def test_trials_are_listed_in_pages(store, new_run, make_measurement):
     run, epoch = new_run(), store.leader.acquire("me", 60)
     _, second, *_ = under_way(store, run, epoch, 5)
@@ -588,7 +558,6 @@ def test_trials_are_listed_in_pages(store, new_run, make_measurement):
     assert [t.id for t in store.trials.page(run.id, state="done")] == [second.id]
 
 
-@pytest.mark.few(1)
 def test_outcomes_are_accepted_together_and_stale_ones_left_out(store, new_run, make_measurement):
     run = new_run()
     epoch = store.leader.acquire("me", 60)
@@ -603,7 +572,6 @@ def test_outcomes_are_accepted_together_and_stale_ones_left_out(store, new_run, 
     assert (again.attempt, again.losses) == (2, 1)
 
 
-@pytest.mark.few(1)
 def test_going_back_to_the_schema_before_and_forward_keeps_every_trial(
     store, new_run, make_measurement
 ):

@@ -12,8 +12,8 @@ from db.errors import (
 )
 from db.migrate import HEAD, REVISIONS
 from db.session import OVERFLOW, POOL, Database
+from tests.db.conftest import BOTH
 
-BOTH = pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
 SERVER = pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
 
 
@@ -51,7 +51,6 @@ def test_a_server_behind_a_cut_link_is_not_waited_for_for_long(store_url):
     assert limits(f"{store_url}&tcp_user_timeout=7000&connect_timeout=3") == ["7000", "10", "3"]
 
 
-@pytest.mark.few(1)
 @BOTH
 def test_a_schema_that_was_changed_underneath_is_told(store):
     with store.database.write() as session:
@@ -63,7 +62,6 @@ def test_a_schema_that_was_changed_underneath_is_told(store):
         store.runs.list()
 
 
-@pytest.mark.few(1)
 @BOTH
 @pytest.mark.parametrize(
     ("revision", "error"), [("9999", SchemaTooNew), (REVISIONS[-2], SchemaTooOld)]

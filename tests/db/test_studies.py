@@ -15,6 +15,7 @@ from db.errors import (
     UnknownTrial,
 )
 from db.records import NewStudy
+from tests.db.conftest import BOTH
 
 NEW = NewStudy(
     name="conv",
@@ -25,7 +26,7 @@ NEW = NewStudy(
     body_hash="b",
 )
 
-pytestmark = pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
+pytestmark = BOTH
 
 
 @pytest.fixture
@@ -37,7 +38,6 @@ def configs(*rows):
     return {row: {"a": row} for row in rows}
 
 
-@pytest.mark.few(1)
 def test_a_study_is_kept_and_found(store, second_store, study):
     assert second_store.studies.get(study.public_id) == study
     other, _ = store.studies.create(replace(NEW, name="gemm"))
@@ -47,7 +47,6 @@ def test_a_study_is_kept_and_found(store, second_store, study):
         store.studies.get("none")
 
 
-@pytest.mark.few(1)
 def test_the_same_key_is_the_same_study(store):
     first = store.studies.create(replace(NEW, idempotency_key="k"))
     assert first[1]
@@ -56,7 +55,6 @@ def test_the_same_key_is_the_same_study(store):
         store.studies.create(replace(NEW, idempotency_key="k", body_hash="c"))
 
 
-@pytest.mark.few(1)
 def test_a_row_is_given_out_once(store, second_store, study):
     first = store.studies.add(study, configs(3, 1), "w1", 60)
     assert [t.row for t in first] == [3, 1]
@@ -66,7 +64,6 @@ def test_a_row_is_given_out_once(store, second_store, study):
     assert [t.id for t in store.studies.lease_again(study, "w1", 5, 60)] == [t.id for t in first]
 
 
-@pytest.mark.few(1)
 def test_no_more_than_the_budget_however_many_ask(store, study):
     def take(worker):
         rows = range(worker * 10, worker * 10 + 10)
@@ -76,7 +73,6 @@ def test_no_more_than_the_budget_however_many_ask(store, study):
         assert sum(pool.map(take, range(8))) == NEW.max_trials
 
 
-@pytest.mark.few(1)
 def test_told_once_by_who_holds_it(store, second_store, study):
     (trial,) = store.studies.add(study, configs(0), "w1", 60)
     with pytest.raises(LeaseLost):
@@ -93,7 +89,6 @@ def test_told_once_by_who_holds_it(store, second_store, study):
     assert store.studies.count(study) == {"ok": 1}
 
 
-@pytest.mark.few(1)
 def test_failures_have_no_time(store, study):
     (trial,) = store.studies.add(study, configs(0), "w1", 60)
     failed = store.studies.complete(study, trial.id, "w1", [], "does not compile")
@@ -104,20 +99,17 @@ def test_failures_have_no_time(store, study):
     assert store.studies.trials(study, best_first=True) == []
 
 
-@pytest.mark.few(1)
 def test_the_median_of_an_even_number_of_times_lies_between(store, study):
     (trial,) = store.studies.add(study, configs(0), "w1", 60)
     assert store.studies.complete(study, trial.id, "w1", [1.0, 4.0, 2.0, 9.0], "").time_s == 3.0
 
 
-@pytest.mark.few(1)
 def test_a_late_answer_counts_while_nobody_else_has_the_trial(store, study):
     (trial,) = store.studies.add(study, configs(0), "w1", 0.01)
     time.sleep(0.05)
     assert store.studies.complete(study, trial.id, "w1", [1.0], "").state == "ok"
 
 
-@pytest.mark.few(1)
 def test_who_holds_a_trial_too_long_loses_it(store, study):
     (trial,) = store.studies.add(study, configs(0), "w1", 0.01)
     time.sleep(0.05)
@@ -128,7 +120,6 @@ def test_who_holds_a_trial_too_long_loses_it(store, study):
     assert store.studies.complete(study, trial.id, "w2", [1.0], "").state == "ok"
 
 
-@pytest.mark.few(1)
 def test_what_stops_three_workers_is_a_failure(store, study):
     store.studies.add(study, configs(0), "w1", 0.01)
     for worker in ("w2", "w3"):
@@ -140,7 +131,6 @@ def test_what_stops_three_workers_is_a_failure(store, study):
     assert (trial.state, trial.detail) == ("failed", "3 workers did not answer")
 
 
-@pytest.mark.few(1)
 def test_a_closed_study_gives_out_nothing_but_listens(store, study):
     (trial,) = store.studies.add(study, configs(0), "w1", 60)
     assert store.studies.close(study.public_id).state == "CLOSED"

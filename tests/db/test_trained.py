@@ -7,11 +7,10 @@ import pytest
 
 from db.records import RetentionPolicy
 from recommender.hardware import load_profile
+from tests.db.conftest import BOTH
 
 H100, H200, MI300X = map(load_profile, ("h100-sxm", "h200-sxm", "mi300x"))
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
-
-both = pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
 
 
 @pytest.fixture
@@ -30,7 +29,7 @@ def mixed(store, make_measurement):
     return store
 
 
-@both
+@BOTH
 def test_the_newest_of_a_family_are_trained_on(mixed):
     def hours(family, limit=100):
         found = mixed.training("gemm", family, limit=limit)
@@ -44,7 +43,7 @@ def test_the_newest_of_a_family_are_trained_on(mixed):
     assert mixed.training("softmax", "cpu", limit=1) == []
 
 
-@both
+@BOTH
 def test_each_family_keeps_what_is_trained_on(mixed):
     policy = RetentionPolicy(keep_days=1, keep_best=1, keep_recent=0, keep_training=2)
     mixed.retention.compact(policy, vacuum="off")

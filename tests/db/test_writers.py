@@ -11,7 +11,7 @@ import pytest
 from db.migrate import open_database
 from db.records import MeasurementQuery
 from db.store import SqlStore
-from tests.db.conftest import measurement, workload
+from tests.db.conftest import BOTH, measurement, workload
 from tilecore.tile_config import TileConfig
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -41,8 +41,7 @@ def test_32_writers_lose_nothing(store_url):
     assert (found["records_lost"], found["updates_lost"]) == (0, 0)
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("store_url", ["sqlite", "postgresql"], indirect=True)
+@BOTH
 def test_writers_of_the_same_new_things_in_opposite_orders_do_not_wait_in_turn(store_url):
     rounds, size = 6, 120
     start, faults = threading.Barrier(2), []
