@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -11,13 +13,28 @@ branch_labels = None
 depends_on = None
 
 TABLE, INDEX = "model_version", "ix_model_version_active"
+GPU = re.compile("((?:emulated-)?(?:sm_|gfx)[0-9a-z]+)-")
 
 
 def upgrade() -> None:
     op.add_column(
         TABLE, sa.Column("family", sa.String(length=32), server_default="cpu", nullable=False)
     )
+    _name_families()
     _index(["kernel", "family"])
+
+
+def _name_families() -> None:
+    """Give models of GPUs, which are here where this was gone back on before, their family again.
+
+    Their schema names it (``recommender.families``).
+    """
+    connection = op.get_bind()
+    models = sa.table(TABLE, *(sa.column(n) for n in ("id", "family", "feature_schema")))
+    for number, schema in connection.execute(sa.select(models.c.id, models.c.feature_schema)).all():
+        if found := GPU.match(schema):
+            is_it = models.c.id == number
+            connection.execute(sa.update(models).where(is_it).values(family=found[1]))
 
 
 def downgrade() -> None:
