@@ -58,6 +58,7 @@ LONG_FILES = (
     "db/test_log.py",
     "tilecore/test_threads.py",
     "tuner_service/test_bad_input.py",
+    "e2e/test_deployment.py",
     "tilecore/test_dynamic_shapes.py",
     "tuner_service/test_programs.py",
     "tilecore/test_document.py",

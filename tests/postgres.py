@@ -36,21 +36,34 @@ def as_postgres(command: list[str]) -> list[str]:
 
 
 class Cluster:
-    """A PostgreSQL cluster in a folder, reached by a socket there."""
+    """A PostgreSQL cluster in a folder, reached by a socket there.
 
-    def __init__(self, folder: Path, port: int, options: Sequence[str] = ()) -> None:
+    With a ``password`` it is reached at a port of 127.0.0.1, too, as one in a container is: by
+    whoever has the password.
+    """
+
+    def __init__(
+        self, folder: Path, port: int, options: Sequence[str] = (), password: str = ""
+    ) -> None:
         self._bin = PROGRAMS[-1].parent
         self.folder, self._port = folder, port
-        self._options = options
+        self._options, self._address = options, "127.0.0.1" if password else ""
         self.process: subprocess.Popen[bytes] | None = None
-        initdb = [str(self._bin / "initdb"), "-D", str(folder), "-U", "tilecore", "-A", "trust"]
-        subprocess.run(as_postgres([*initdb, "--no-sync"]), check=True, stdout=subprocess.DEVNULL)
+        initdb = [str(self._bin / "initdb"), "-D", str(folder), "-U", "tilecore", "--no-sync"]
+        if password:
+            given = folder.parent / "password"
+            given.write_text(password)
+            initdb += ["-A", "scram-sha-256", f"--pwfile={given}", "-E", "UTF8"]
+            initdb += ["--locale=C.UTF-8"]
+        else:
+            initdb += ["-A", "trust"]
+        subprocess.run(as_postgres(initdb), check=True, stdout=subprocess.DEVNULL)
 
     @property
     def command(self) -> list[str]:
         """What runs the server."""
         command = [str(self._bin / "postgres"), "-D", str(self.folder), "-p", str(self._port)]
-        command += ["-k", str(self.folder), "-c", "listen_addresses="]
+        command += ["-k", str(self.folder), "-c", f"listen_addresses={self._address}"]
         return as_postgres([*command, *self._options])
 
     def start(self) -> None:
