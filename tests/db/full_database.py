@@ -44,7 +44,7 @@ def fill(store: SqlStore) -> None:
     store.nodes.see(["one"], [], epoch)
     _tune(store, epoch)
     _train(store)
-    study, _ = store.studies.create(replace(NEW, created_by=key.name))
+    study, _ = store.studies.create(replace(NEW, created_by=key.name, idempotency_key="s"))
     (told, _) = store.studies.add(study, {row: {"a": row} for row in (0, 1)}, "w1", 60)
     store.studies.complete(study, told.id, "w1", [3.0, 1.0], "fine")
     store.programs.add("0" * 32, "matmul", b"{}", key.name)
