@@ -458,6 +458,7 @@ def test_parquet_holds_every_record_with_its_types(filled):
     assert parquet.read_table(io.BytesIO(empty)).num_rows == 0
 
 
+@pytest.mark.few(1)
 @BOTH
 def test_parquet_is_written_in_groups(store, make_measurement):
     parquet = pytest.importorskip("pyarrow.parquet")

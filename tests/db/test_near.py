@@ -53,6 +53,7 @@ def test_devices_of_its_kind_are_found_behind_others(store):
     assert all(m.hardware.key != GPU.key for m in store.nearest(workload(120)))
 
 
+@pytest.mark.covering
 @BOTH
 @pytest.mark.parametrize("measured", [(HARDWARE,), (OTHER_CPU, GPU), (HARDWARE, GPU), ()])
 @pytest.mark.parametrize("count", [2, 5])
