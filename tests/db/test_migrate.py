@@ -20,6 +20,7 @@ from db.errors import (
     DatabaseUnreachable,
     NotADatabase,
     SchemaTooNew,
+    SchemaTooOld,
 )
 from db.migrate import (
     HEAD,
@@ -38,6 +39,19 @@ from tests import postgres
 from tests.db import full_database
 from tests.db.conftest import BOTH, measurement, workload
 from tests.db.test_studies import NEW
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def empty_url(request, tmp_path):
+    """A database without tables."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/a.db"
+        return
+    template = request.getfixturevalue("postgres_template")
+    if template is None:
+        pytest.skip("no PostgreSQL here: install it, or set TILECORE_TEST_POSTGRES_URL")
+    with postgres.database(template[0], "template1") as url:
+        yield url
 
 
 def test_revisions_are_those_of_the_scripts():
@@ -197,77 +211,71 @@ def test_authors_get_the_names_of_their_keys(store):
     assert store.studies.list(created_by=key.prefix) == []
 
 
-def _released_0001(path):
-    """Write a database as version 0.1.0 left it: its schema, three measurements."""
-    database = Database(f"sqlite:///{path}")
-    config = alembic_config()
-    with database.engine.begin() as connection:
-        config.attributes["connection"] = connection
+def _release_0001(database):
+    """Make a database as version 0.1.0 left it: its schema, three measurements."""
+    with migrating(database) as config:
         command.upgrade(config, "0001")
-    database.close()
     columns = "id, workload_id, hardware_id, program_id, toolchain_id, config_id, protocol"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(
-            f"""
-            insert into hardware values (1, 'h', 'cpu', 'bench', '{{"name": "bench", "kind": "cpu",
-              "arch": "x86-64-avx2", "cores": 2}}', '2026-11-20 12:00:00.000000');
-            insert into toolchain values (1, 't',
-              '{{"tilecore": "t", "tvm": "0", "llvm": "0", "linker": ""}}');
-            insert into program values (1, 'gemm', 'p'), (2, 'conv', 'p');
-            insert into workload values
-              (1, 'w1', 'gemm', 'float32', 64, 64, 32, 0, '{{"m": 64}}'),
-              (2, 'w2', 'conv', 'float32', null, null, null, 0, '{{"m": 64}}');
-            insert into config values (1, 'c', '{{"block_M": 64}}');
-            insert into measurement ({columns}, threads, status, time_s, detail, worker, metrics,
-              measured_at) values
-              (1, 1, 1, 1, 1, 1, 'screen', 1, 'OK', 0.5, '', 'w', '{{}}',
-               '2026-11-20 12:00:00.000000'),
-              (2, 1, 1, 1, 1, 1, 'confirm', 1, 'COMPILE_ERROR', null, 'why', 'w', '{{}}',
-               '2026-11-20 12:00:01.000000'),
-              (3, 2, 1, 2, 1, 1, 'screen', 1, 'OK', 0.25, '', 'w', '{{}}',
-               '2026-11-20 12:00:02.000000');
-            insert into measurement_sample values (1, '[0.5]', '[]'), (2, '[]', '[]'),
-              (3, '[0.25]', '[]');
-            """
-        )
+    statements = [
+        """insert into hardware values (1, 'h', 'cpu', 'bench', '{"name": "bench", "kind": "cpu",
+             "arch": "x86-64-avx2", "cores": 2}', '2026-11-20 12:00:00.000000')""",
+        """insert into toolchain values (1, 't',
+             '{"tilecore": "t", "tvm": "0", "llvm": "0", "linker": ""}')""",
+        "insert into program values (1, 'gemm', 'p'), (2, 'conv', 'p')",
+        """insert into workload values
+             (1, 'w1', 'gemm', 'float32', 64, 64, 32, 0, '{"m": 64}'),
+             (2, 'w2', 'conv', 'float32', null, null, null, 0, '{"m": 64}')""",
+        """insert into config values (1, 'c', '{"block_M": 64}')""",
+        f"""insert into measurement ({columns}, threads, status, time_s, detail, worker, metrics,
+             measured_at) values
+             (1, 1, 1, 1, 1, 1, 'screen', 1, 'OK', 0.5, '', 'w', '{{}}',
+              '2026-11-20 12:00:00.000000'),
+             (2, 1, 1, 1, 1, 1, 'confirm', 1, 'COMPILE_ERROR', null, 'why', 'w', '{{}}',
+              '2026-11-20 12:00:01.000000'),
+             (3, 2, 1, 2, 1, 1, 'screen', 1, 'OK', 0.25, '', 'w', '{{}}',
+              '2026-11-20 12:00:02.000000')""",
+        """insert into measurement_sample values (1, '[0.5]', '[]'), (2, '[]', '[]'),
+             (3, '[0.25]', '[]')""",
+    ]
+    with database.engine.begin() as connection:
+        for statement in statements:
+            connection.exec_driver_sql(statement)
 
 
-def _rows(path):
-    with closing(sqlite3.connect(path)) as connection:
-        connection.row_factory = sqlite3.Row
-        rows = connection.execute("select * from measurement order by id").fetchall()
-        samples = connection.execute("select * from measurement_sample").fetchall()
+def _rows(database):
+    with database.engine.connect() as connection:
+        rows = connection.execute(text("select * from measurement order by id")).mappings().all()
+        samples = connection.execute(text("select * from measurement_sample")).all()
     added = ("facet_id", "driver_id", "created_by")
-    kept = [{k: row[k] for k in row.keys() if k not in added} for row in rows]  # noqa: SIM118
+    kept = [{name: row[name] for name in row if name not in added} for row in rows]
     return kept, [tuple(sample) for sample in samples]
 
 
-def test_a_released_database_is_upgraded_and_goes_back_with_its_rows(tmp_path):
-    path = tmp_path / "tilecore.db"
-    _released_0001(path)
-    before = _rows(path)
-    store = SqlStore(open_database(f"sqlite:///{path}"))
+def test_a_released_database_is_upgraded_and_goes_back_with_its_rows(empty_url):
+    database = Database(empty_url)
+    _release_0001(database)
+    before = _rows(database)
+    assert [row["time_s"] for row in before[0]] == [0.5, None, 0.25]
+    if database.path is None:
+        with pytest.raises(SchemaTooOld, match=r"DB803.*found 0001"):
+            open_database(empty_url)
+        assert upgrade(database) == "0001"
+    store = SqlStore(open_database(empty_url))
     assert revision(store.database) == HEAD
-    assert _rows(path) == before
+    assert _rows(store.database) == before
     assert [r.id for r in store.page(MeasurementQuery(), limit=9).items] == [3, 2, 1]
     assert [r.id for r in store.page(MeasurementQuery(kernel="gemm"), limit=9).items] == [2, 1]
     for change in ("update measurement set time_s = 1", "delete from measurement"):
-        refused = pytest.raises(sqlite3.IntegrityError, match="append-only")
-        with closing(sqlite3.connect(path)) as connection, refused:
-            connection.execute(change)
-    config = alembic_config()
-    with store.database.engine.begin() as connection:
-        config.attributes["connection"] = connection
+        refused = pytest.raises(sa_exc.IntegrityError, match="append-only")
+        with refused, store.database.write() as session:
+            session.execute(text(change))
+    with migrating(store.database) as config:
         command.downgrade(config, "0001")
+    assert _rows(store.database) == before
+    assert upgrade(store.database) == "0001"
+    assert _rows(store.database) == before
     store.database.close()
-    assert _rows(path) == before
-    with closing(sqlite3.connect(path)) as connection:
-        names = {name for (name,) in connection.execute("select name from sqlite_master")}
-        assert connection.execute("pragma foreign_key_check").fetchall() == []
-    assert not {"facet", "driver"} & names
-    assert {"ix_measurement_status", "measurement_no_update", "measurement_no_delete"} <= names
-    SqlStore(open_database(f"sqlite:///{path}")).database.close()
-    assert _rows(path) == before
+    database.close()
 
 
 def test_a_current_database_is_opened_without_alembic(store, database_path):
@@ -353,19 +361,6 @@ def test_the_copy_aside_holds_what_the_log_still_has(store, database_path):
     copy = copy_aside(database_path, "0000")
     with closing(sqlite3.connect(copy)) as connection:
         assert connection.execute("select owner from leader").fetchall() == [("me",)]
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def empty_url(request, tmp_path):
-    """A database without tables."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/a.db"
-        return
-    template = request.getfixturevalue("postgres_template")
-    if template is None:
-        pytest.skip("no PostgreSQL here: install it, or set TILECORE_TEST_POSTGRES_URL")
-    with postgres.database(template[0], "template1") as url:
-        yield url
 
 
 def test_concurrent_first_starts_make_one_schema(empty_url):
