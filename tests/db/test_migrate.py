@@ -130,7 +130,7 @@ def test_every_schema_is_the_same_from_above_and_from_below(empty_url):
 
 
 def _schema(database):
-    """Return all that a database knows of its tables, by table; in no order."""
+    """Return all that a database knows of its tables, whatever the order of their columns."""
     found = inspect(database.engine)
     with database.engine.connect() as connection:
         query = "select tbl_name, sql from sqlite_master where type = 'trigger'"
@@ -140,26 +140,25 @@ def _schema(database):
                 "join pg_class c on c.oid = tgrelid where not tgisinternal"
             )
         triggers = sorted(map(tuple, connection.execute(text(query))))
-    schema = {}
-    for name in found.get_table_names():
-        columns = [
-            (c["name"], str(c["type"]), c["nullable"], c["default"])
-            for c in found.get_columns(name)
-        ]
-        parts = [
-            columns, found.get_foreign_keys(name), found.get_unique_constraints(name),
-            found.get_check_constraints(name), found.get_indexes(name),
-            [found.get_pk_constraint(name)], [t for t in triggers if t[0] == name],
-        ]  # fmt: skip
-        schema[name] = [sorted(map(_plain, part)) for part in parts]
-    return schema
+    parts = [
+        found.get_multi_columns(), found.get_multi_foreign_keys(), found.get_multi_indexes(),
+        found.get_multi_unique_constraints(), found.get_multi_check_constraints(),
+        found.get_multi_pk_constraint(),
+    ]  # fmt: skip
+    schema = {
+        name: [_plain(part[None, name]) for part in parts] for name in found.get_table_names()
+    }
+    return schema | {"triggers": triggers}
 
 
 def _plain(part):
     """Return a text of a part of a schema, in which conditions are objects of SQLAlchemy."""
-    if not isinstance(part, dict):
-        return str(part)
-    return "{" + ", ".join(f"{name}: {_plain(part[name])}" for name in sorted(part)) + "}"
+    if isinstance(part, list):
+        found = [_plain(one) for one in part]
+        return str(sorted(found) if isinstance(part[0], dict) else found) if part else ""
+    if isinstance(part, dict):
+        return str([(name, _plain(part[name])) for name in sorted(part)])
+    return str(part)
 
 
 def _all_rows(store):
