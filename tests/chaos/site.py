@@ -140,9 +140,11 @@ class Site:
         self._service("api", HEAD, ["-m", "tuner_service.cli", *serve])
         patient(lambda: socket.create_connection((host, self._ray_port), 1).close())
         for node in self._nodes:
-            worker = ["worker", "--address", self.address, "--node-ip", self.network.address(node)]
-            worker += ["--devices", str(self._devices)]
-            self._service(node, node, ["-m", "tuner_service.cli", *worker])
+            worker = ["--address", self.address, "--node-ip", self.network.address(node)]
+            command = ["-m", "tuner_service.cli", "worker"]
+            if self._devices > 1:  # no machine has several CPUs; stand-ins sleep side by side
+                command = ["-m", "tests.chaos.node", "--devices", str(self._devices)]
+            self._service(node, node, [*command, *worker])
         self.start_coordinators()
 
     def _service(self, name: str, host: str, arguments: Sequence[str]) -> None:
