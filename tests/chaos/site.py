@@ -148,8 +148,10 @@ class Site:
         self.start_coordinators()
 
     def _service(self, name: str, host: str, arguments: Sequence[str]) -> None:
-        temporary = self.folder / f"tmp-{host}"  # device locks are of a host
-        temporary.mkdir(exist_ok=True)
+        temporary, locks = self.folder / f"tmp-{host}", self.folder / f"locks-{host}"
+        for made in (temporary, locks):
+            made.mkdir(exist_ok=True)
+        locks.chmod(0o1777)
         environment = RAY | {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self._token,
@@ -162,7 +164,7 @@ class Site:
             "TILECORE_COMPILE_WORKERS": "1",
             "TILECORE_MAX_ATTEMPTS": "20",
         }
-        command = self.network.on(host, [sys.executable, *arguments])
+        command = self.network.on(host, [sys.executable, *arguments], locks)
         self._add(Service(name, command, environment, self.folder))
 
     def _add(self, service: Service) -> None:
