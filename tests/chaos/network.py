@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -76,6 +77,16 @@ class Network:
 
     def heal(self, host: str) -> None:
         _ip("link", "set", f"{self._tag}{host}", "up")
+
+    def is_up(self, host: str) -> bool:
+        """Return whether a host answers, if only that nobody listens there."""
+        try:
+            socket.create_connection((self.address(host), 1), 1.0).close()
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+        return True
 
     def _space(self, host: str) -> str:
         return f"{self._tag}-{host}"

@@ -89,7 +89,7 @@ class Site:
 
     def queue(self, body: dict[str, Any], key: str) -> str:
         """Ask the API for a run until it has it; return its id."""
-        headers = {"Idempotency-Key": key, "Authorization": f"Bearer {self._api_key}"}
+        headers = {"Idempotency-Key": key, "Authorization": f"Bearer {self.api_key}"}
         url = f"{self.url}/v1/tuning-runs"
         post = lambda: httpx.post(url, json=body, headers=headers, verify=False)
         return str(patient(lambda: post().raise_for_status()).json()["id"])
@@ -127,7 +127,7 @@ class Site:
         self.cluster.wait()
         upgrade(Database(self.database_url))
         self.store = SqlStore(Database(self.database_url))
-        self._api_key = self.store.keys.create("chaos", "tune")[1]
+        self.api_key = self.store.keys.create("chaos", "tune")[1]
         host = wiring.detected_host().as_dict()
         self.store.save_hardware(HardwareProfile(**{**host, "source": "measured for this test"}))
 
