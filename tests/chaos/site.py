@@ -6,7 +6,7 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -140,14 +140,21 @@ class Site:
         self._service("api", HEAD, ["-m", "tuner_service.cli", *serve])
         patient(lambda: socket.create_connection((host, self._ray_port), 1).close())
         for node in self._nodes:
-            worker = ["--address", self.address, "--node-ip", self.network.address(node)]
-            command = ["-m", "tuner_service.cli", "worker"]
-            if self._devices > 1:  # no machine has several CPUs; stand-ins sleep side by side
-                command = ["-m", "tests.chaos.node", "--devices", str(self._devices)]
-            self._service(node, node, [*command, *worker])
+            self.start_node(node)
         self.start_coordinators()
 
-    def _service(self, name: str, host: str, arguments: Sequence[str]) -> None:
+    def start_node(self, node: str, **environment: str) -> None:
+        """Let a host measure."""
+        worker = ["--address", self.address, "--node-ip", self.network.address(node)]
+        command = ["-m", "tuner_service.cli", "worker"]
+        if self._devices > 1:  # no machine has several CPUs; stand-ins sleep side by side
+            command = ["-m", "tests.chaos.node", "--devices", str(self._devices)]
+        self._service(node, node, [*command, *worker], environment)
+
+    def _service(
+        self, name: str, host: str, arguments: Sequence[str],
+        more: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         temporary, locks = self.folder / f"tmp-{host}", self.folder / f"locks-{host}"
         for made in (temporary, locks):
             made.mkdir(exist_ok=True)
@@ -163,6 +170,7 @@ class Site:
             "TILECORE_LEADER_TTL_S": "3",
             "TILECORE_COMPILE_WORKERS": "1",
             "TILECORE_MAX_ATTEMPTS": "20",
+            **(more or {}),
         }
         command = self.network.on(host, [sys.executable, *arguments], locks)
         self._add(Service(name, command, environment, self.folder))
