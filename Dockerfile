@@ -20,7 +20,8 @@ RUN apt-get update && apt-get install -y --no-install-recommends binutils \
 RUN pip install -c constraints.txt ${TORCH} \
  && pip install -c constraints.txt ".[${EXTRAS}]" \
  && useradd --create-home --uid 10001 tilecore \
- && install -d -o tilecore /var/lib/tilecore
+ && install -d -o tilecore /var/lib/tilecore \
+ && install -d -m 1777 /run/lock
 
 USER tilecore
 ENV TILECORE_DATA_DIR=/var/lib/tilecore TILECORE_EXECUTOR=local RAY_USAGE_STATS_ENABLED=0

@@ -283,7 +283,7 @@ def worker(
     address: Annotated[str, typer.Option(help="HOST:PORT of the cluster's Ray head")],
     devices: Annotated[
         int | None,
-        typer.Option(min=1, max=64, help="how many of it; default: 1, of GPUs all"),
+        typer.Option(min=1, max=64, help="how many of it; default: all (a CPU is one)"),
     ] = None,
     offer: Annotated[
         str, typer.Option(help='"cpu", "cuda" or "rocm" (this machine\'s GPUs), or "emulated h200"')

@@ -23,6 +23,7 @@ from workers.ray_cluster import (
     PeakInquiry,
     join,
     leave,
+    leaving,
     nodes,
     retire_older,
 )
@@ -94,6 +95,10 @@ class ClusterWorkplace:
             if known.hardware is None:
                 self._ask(store, known, key)
         states = {node.key: node.state for node in store.nodes.list(with_lost=False)}
+        for key in leaving():  # as if somebody had asked for it: they end once nothing runs there
+            if key in self._known and states.get(key) == "active":
+                log.info("a node was told to end", node=self._known[key].node.name)
+                states[key] = store.nodes.drain(key).state
         draining = {key for key, state in states.items() if state in ("draining", "drained")}
         idle = {key for key in draining if states[key] == "draining"}
         for pool in self._pools.values():

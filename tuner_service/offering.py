@@ -23,14 +23,15 @@ def worker(address: str, *, offer: str, devices: int | None, node_ip: str | None
     """Become a node of the Ray cluster at ``address``; does not return.
 
     Raises:
-        InvalidRequest: that is no address (SV901), or as ``offered`` raises it.
+        InvalidRequest: that is no address (SV901), or as ``offered`` and ``counted`` raise it.
+        DeviceMissing: as ``offered`` raises it (WK708).
         ClusterUnavailable: nothing answers there (WK707).
     """
     if not is_address(address):
         raise InvalidRequest(message=f"--address: expected HOST:PORT, found {address}")
     hardware, there = offered(offer)
     cores = wiring.detected_host().cores
-    devices = devices or there
+    devices = counted(hardware, there, devices)
     check_address(address)
     err.print(f"offering {devices} x {hardware.name} to {address}", soft_wrap=True)
     become_node(join_command(hardware, address, devices=devices, cpus=cores, node_ip=node_ip))
@@ -62,3 +63,24 @@ def offered(name: str) -> tuple[HardwareProfile, int]:
         expected = "cpu, cuda, rocm or a GPU's name"
         raise InvalidRequest(message=f"--offer: expected {expected}, found {name}")
     return hardware, len(devices_of(hardware))
+
+
+def counted(hardware: HardwareProfile, there: int, wanted: int | None) -> int:
+    """Return how many devices a worker offers: all that are there, or as many as are wanted.
+
+    A CPU is one device: candidates are confirmed on all of its cores, so that two that are
+    measured side by side would slow each other down. The emulator is as many as one likes, since
+    nobody compares its times with those of another machine.
+
+    Raises:
+        InvalidRequest: that many there are not (SV901).
+    """
+    if wanted is None:
+        return there
+    if hardware.kind == "cpu" and wanted > 1:
+        expected = "1 of a CPU, whose cores are all used for each measurement"
+    elif not hardware.is_emulated and wanted > there:
+        expected = f"1 to {there} x {hardware.name}"
+    else:
+        return wanted
+    raise InvalidRequest(message=f"--devices: expected {expected}, found {wanted}")

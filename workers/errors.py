@@ -86,3 +86,11 @@ class DeskBusy(WorkerError):
     code, title = "WK711", "desk-busy"
     template = "expected a free process to look at a program with, found {places} busy ones"
     default_hint = "try again in some seconds"
+
+
+class LockRefused(WorkerError):
+    """The lock of a device is there, but nothing that this user may open."""
+
+    code, title = "WK712", "lock-refused"
+    template = "expected the lock {path} to be a file that everybody may read, found: {reason}"
+    default_hint = "have its owner, or root, remove it while nothing is measured"

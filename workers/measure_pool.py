@@ -249,7 +249,10 @@ class MeasurePool:
         """Return the next job of a queue; None: the lane is to end."""
         while not self._ends(node):
             with contextlib.suppress(queue.Empty):
-                return waiting.get(timeout=LOOK_S)
+                job = waiting.get(timeout=LOOK_S)
+                if not self._ends(node):
+                    return job
+                waiting.put(job)  # it came while this lane looked, but after the node's last job
         return None
 
     def _ends(self, node: _Node) -> bool:
@@ -263,6 +266,9 @@ class MeasurePool:
                 continue
             try:
                 with node.gate.passing():
+                    if self._ends(node):  # while something was measured: others compile it
+                        self._give_back(job)
+                        break
                     outcome = compiler.compile(request.workload, request.config)
             except Exception as error:  # noqa: BLE001  thread border: a lane must not die
                 outcome = self._lost(node, error)
@@ -271,6 +277,12 @@ class MeasurePool:
             else:
                 self._compiled(node, job, outcome)
         compiler.close()
+
+    def _give_back(self, job: _Job) -> None:
+        """Leave a job that was taken, but not begun, to other lanes."""
+        with self._lock:
+            job.waits = True
+        self._to_compile.put(job)
 
     def _take(self, jobs: Sequence[_Job]) -> list[_Job]:
         """Begin with jobs; return those that were not withdrawn."""

@@ -48,7 +48,8 @@ def join_command(
 
 def node_command(address: str, *, cpus: int) -> list[str]:
     """Return the command that runs this machine as a node of the cluster at ``address``."""
-    command = ["env", "RAY_worker_niceness=0"]  # Ray's workers would give way to anybody
+    command = [sys.executable, "-m", "workers.node_process"]
+    command += ["env", "RAY_worker_niceness=0"]  # Ray's workers would give way to anybody
     command += [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
     return [*command, "--address", address, "--num-cpus", str(cpus), "--disable-usage-stats"]
 
@@ -69,5 +70,5 @@ def check_address(address: str) -> None:
 
 
 def become_node(command: Sequence[str]) -> None:
-    """Replace this process by the node: signals reach it, and it ends with its parent's session."""
+    """Replace this process by the node's: signals reach it."""
     os.execvp(command[0], list(command))

@@ -185,6 +185,14 @@ def nodes() -> Sequence[ClusterNode]:
     return found
 
 
+def leaving() -> set[str]:
+    """Return the keys of nodes that were told to end, and wait for what is under way on them.
+
+    Ray asks no more of them by itself; it has no other way to say so than its own state.
+    """
+    return set(ray._private.state.state.get_draining_nodes())
+
+
 class Inquiry:
     """What a node is: asked without waiting, as it may take seconds to start a process there."""
 

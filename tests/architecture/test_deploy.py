@@ -20,6 +20,7 @@ from tilecore.codegen.llvm import LINKERS
 from tuner_service.app import create_app
 from tuner_service.cli import app
 from tuner_service.settings import Settings
+from workers.device_lock import lock_path
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -46,7 +47,7 @@ def test_what_services_refer_to_exists(compose):
         for kind in ("networks", "secrets"):
             assert set(service.get(kind, [])) <= set(compose[kind]), name
         for volume in service.get("volumes", []):
-            source = volume.split(":")[0]
+            source = re.sub(r"\$\{\w+:-(\w+)\}", r"\1", volume).split(":")[0]
             is_ours = source.startswith("./") and (ROOT / source).exists()
             assert is_ours or source in compose["volumes"], name
 
@@ -106,6 +107,23 @@ def test_gpu_workers_have_gpus_and_what_uses_them(compose, manifests):
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
     assert container["command"][1:] == ["worker", "--address", "tilecore-head-svc:6379", *OFFER]
     assert worker["command"][-2:] == OFFER
+
+
+def test_who_measures_on_a_host_holds_the_locks_of_its_devices(compose, manifests):
+    """Containers and pods have files of their own, so that each had a lock of its own."""
+    place = lock_path("cpu").parent
+    shared = {n for n, s in compose["services"].items() if f":{place}" in str(s.get("volumes"))}
+    assert shared == {"coordinator", "worker", "gpu-worker"}
+    assert compose["volumes"]["locks"] == {"name": "tilecore-locks"}  # whatever the project's name
+    assert f"install -d -m 1777 {place}" in (ROOT / "Dockerfile").read_text()
+    (cluster,) = [m for m in manifests if m["kind"] == "RayCluster"]
+    group = cluster["spec"]["workerGroupSpecs"][0]
+    labels = group["template"]["metadata"]["labels"]
+    affinity = group["template"]["spec"]["affinity"]["podAntiAffinity"]
+    (rule,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert rule["topologyKey"] == "kubernetes.io/hostname"
+    assert rule["labelSelector"]["matchLabels"].items() <= labels.items()
+    assert rule["namespaceSelector"] == {}  # those of other installations, too
 
 
 def test_images_are_pinned_and_secrets_are_files(compose):

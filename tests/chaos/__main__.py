@@ -14,12 +14,14 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
+from tests.chaos.asker import AWAY, NOBODY, Asker
 from tests.chaos.network import works
 from tests.chaos.site import Site
-from tests.chaos.storm import PLAN, Blow, Ledger, Storm, audit
+from tests.chaos.storm import LINK_CUT, PLAN, Blow, Ledger, Storm, audit
 from tests.postgres import PROGRAMS
 from tilecore.target import cpu_target
 
@@ -28,7 +30,7 @@ IS_AVX512 = cpu_target().isa == "avx512"
 # finalists confirmed.
 PROBLEM = {"m": 96, "n": 64, "k": 64} if IS_AVX512 else {"m": 192, "n": 64, "k": 128}
 BODY = {"kernel": "gemm", "problem": PROBLEM, "max_trials": 1000, "time_limit_s": 36_000}
-TRIALS, KILLS = 300, 50  # at least
+TRIALS, KILLS, ASKED = 300, 50, 200  # at least; ASKED: answers to each question
 STARTED = time.monotonic()
 
 
@@ -47,15 +49,15 @@ def main() -> None:
         calm, _ = run(Path(folder) / "calm", repeats=1.0, storm=None, logs=None)
     with tempfile.TemporaryDirectory(prefix="tcchaos", dir="/tmp") as folder:
         rng = random.Random(options.seed)
-        found, (blows, ledger, wall_s) = run(
+        found, (blows, ledger, wall_s, asked) = run(
             Path(folder) / "storm", repeats=options.repeats, storm=rng, logs=options.logs
         )
     assert found == calm, f"best of the storm {found}, undisturbed {calm}"
-    text = report(options.seed, blows, ledger, wall_s, found)
+    text = report(options.seed, blows, ledger, wall_s, found, asked)
     print(text)
     if options.out:
         options.out.write_text(text)
-    kills = sum(blow.kind != "link cut" for blow in blows)
+    kills = sum(blow.kind != LINK_CUT for blow in blows)
     assert ledger.trials >= TRIALS, f"expected {TRIALS} trials or more, found {ledger.trials}"
     assert kills >= KILLS, f"expected {KILLS} kills or more, found {kills}"
 
@@ -69,14 +71,17 @@ def run(folder: Path, *, repeats: float, storm: random.Random | None, logs: Path
             site.wait_for_records(1)
             start, raging = time.monotonic(), Storm(site, storm or random.Random(0), say)
             say("working")
-            if storm is not None:
-                raging.rage(PLAN, lambda: site.run(run_id).is_finished)
-            done = site.wait_for_end(run_id, 1800)
+            with Asker(site, run_id, BODY) as asker:
+                if storm is not None:
+                    raging.rage(PLAN, lambda: site.run(run_id).is_finished)
+                done = site.wait_for_end(run_id, 1800)
+            asker.check(raging.struck_at, ASKED if storm is not None else 1)
             wall_s = time.monotonic() - start
             assert site.queue(BODY, "chaos") == run_id
             say(f"{done.state} after {wall_s:.0f} s, {len(raging.blows)} blows")
             assert done.result is not None, done.error
-            return done.result["best"]["config"], (raging.blows, audit(site, done), wall_s)
+            books = audit(site, done)
+            return done.result["best"]["config"], (raging.blows, books, wall_s, asker.counts())
     finally:
         if logs is not None:
             logs.mkdir(parents=True, exist_ok=True)
@@ -84,11 +89,14 @@ def run(folder: Path, *, repeats: float, storm: random.Random | None, logs: Path
                 shutil.copy(log, logs)
 
 
-def report(seed: int, blows: list[Blow], ledger: Ledger, wall_s: float, best: object) -> str:
+def report(
+    seed: int, blows: list[Blow], ledger: Ledger, wall_s: float, best: object,
+    asked: Mapping[int, int],
+) -> str:  # fmt: skip
     by_kind = defaultdict(list)
     for blow in blows:
         by_kind[blow.kind].append(blow.recovery_s)
-    kills = sum(blow.kind != "link cut" for blow in blows)
+    kills = sum(blow.kind != LINK_CUT for blow in blows)
     links = "network namespaces with own addresses" if works() else "one host, no links to cut"
     lines = [
         f"# Chaos: {ledger.trials} trials, {kills} kills, {len(blows) - kills} links cut",
@@ -104,6 +112,10 @@ def report(seed: int, blows: list[Blow], ledger: Ledger, wall_s: float, best: ob
         f"{ledger.distinct_trials} distinct, 0 lost, 0 doubled; {ledger.executions} executions "
         f"({ledger.executed_twice} more than trials: cut off by a kill after the work, before the "
         f"record), {ledger.attempts} leases. Its best is that of the undisturbed run: `{best}`.",
+        "",
+        f"All the while a client asked the API for a recommendation and for the run: "
+        f"{asked[200]:,} right answers, {asked[AWAY]} times 503 right after PostgreSQL had been "
+        f"killed, {asked[NOBODY]} times nobody there right after the API had been.",
         "",
         "Recovery: seconds from the blow (a cut link: from the cut, which lasts 2 to 8 s) to the "
         "second new record. A trial sleeps 0.1 to 3 s.",

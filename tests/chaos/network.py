@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
+
+from workers.device_lock import lock_path
 
 SUBNET = "10.77.{0}"
 
@@ -58,17 +62,31 @@ class Network:
     def address(self, host: str) -> str:
         return f"{self._subnet}.{self._hosts[host]}" if self.has_links else "127.0.0.1"
 
-    def on(self, host: str, command: Sequence[str]) -> list[str]:
-        """Return the command that runs on a host."""
+    def on(self, host: str, command: Sequence[str], locks: Path | None = None) -> list[str]:
+        """Return the command that runs on a host, whose device locks lie in a folder."""
         if not self.has_links:
             return list(command)
-        return ["ip", "netns", "exec", self._space(host), *command]
+        inside = ["ip", "netns", "exec", self._space(host)]  # its mounts are its own, too
+        if locks is not None:
+            mount = f'mount --bind "$0" {lock_path("cpu").parent} && exec "$@"'
+            inside += ["sh", "-c", mount, str(locks)]
+        return [*inside, *command]
 
     def cut(self, host: str) -> None:
         _ip("link", "set", f"{self._tag}{host}", "down")
 
     def heal(self, host: str) -> None:
         _ip("link", "set", f"{self._tag}{host}", "up")
+
+    def is_up(self, host: str) -> bool:
+        """Return whether a host answers, if only that nobody listens there."""
+        try:
+            socket.create_connection((self.address(host), 1), 1.0).close()
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+        return True
 
     def _space(self, host: str) -> str:
         return f"{self._tag}-{host}"

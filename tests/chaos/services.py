@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +31,7 @@ class Service:
         self._process: subprocess.Popen[bytes] | None = None
         self._thread = threading.Thread(target=self._keep, daemon=True)
         self.starts = 0
+        self.left: list[str] = []  # what outlived the process that ended last
 
     def start(self) -> Service:
         self._thread.start()
@@ -44,9 +46,11 @@ class Service:
                 )  # fmt: skip
             self.starts += 1
             self._process.wait()
-            for left in self.processes():
+            left = self.processes()
+            self.left = [_name(process) for process in left]
+            for process in left:
                 with suppress(psutil.NoSuchProcess):
-                    left.kill()
+                    process.kill()
             self._stopping.wait(RESTART_S)
 
     def processes(self, wanted: str = "") -> list[psutil.Process]:
@@ -72,6 +76,17 @@ class Service:
                 process.kill()
         return len(found)
 
+    def end(self, timeout_s: float) -> tuple[int, float]:
+        """Tell the process to end, for good; return its exit status and how long that took."""
+        assert self._process is not None
+        self._stopping.set()
+        start = time.monotonic()
+        self._process.terminate()
+        status = self._process.wait(timeout_s)
+        elapsed_s = time.monotonic() - start
+        self._thread.join(20)
+        return status, elapsed_s
+
     def stop(self) -> None:
         self._stopping.set()
         if self._process is not None:
@@ -81,3 +96,10 @@ class Service:
         for left in self.processes():
             with suppress(psutil.NoSuchProcess):
                 left.kill()
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline()) or process.name()
+    except psutil.Error:
+        return "?"

@@ -6,7 +6,7 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -89,7 +89,7 @@ class Site:
 
     def queue(self, body: dict[str, Any], key: str) -> str:
         """Ask the API for a run until it has it; return its id."""
-        headers = {"Idempotency-Key": key, "Authorization": f"Bearer {self._api_key}"}
+        headers = {"Idempotency-Key": key, "Authorization": f"Bearer {self.api_key}"}
         url = f"{self.url}/v1/tuning-runs"
         post = lambda: httpx.post(url, json=body, headers=headers, verify=False)
         return str(patient(lambda: post().raise_for_status()).json()["id"])
@@ -127,7 +127,7 @@ class Site:
         self.cluster.wait()
         upgrade(Database(self.database_url))
         self.store = SqlStore(Database(self.database_url))
-        self._api_key = self.store.keys.create("chaos", "tune")[1]
+        self.api_key = self.store.keys.create("chaos", "tune")[1]
         host = wiring.detected_host().as_dict()
         self.store.save_hardware(HardwareProfile(**{**host, "source": "measured for this test"}))
 
@@ -140,14 +140,25 @@ class Site:
         self._service("api", HEAD, ["-m", "tuner_service.cli", *serve])
         patient(lambda: socket.create_connection((host, self._ray_port), 1).close())
         for node in self._nodes:
-            worker = ["worker", "--address", self.address, "--node-ip", self.network.address(node)]
-            worker += ["--devices", str(self._devices)]
-            self._service(node, node, ["-m", "tuner_service.cli", *worker])
+            self.start_node(node)
         self.start_coordinators()
 
-    def _service(self, name: str, host: str, arguments: Sequence[str]) -> None:
-        temporary = self.folder / f"tmp-{host}"  # device locks are of a host
-        temporary.mkdir(exist_ok=True)
+    def start_node(self, node: str, **environment: str) -> None:
+        """Let a host measure."""
+        worker = ["--address", self.address, "--node-ip", self.network.address(node)]
+        command = ["-m", "tuner_service.cli", "worker"]
+        if self._devices > 1:  # no machine has several CPUs; stand-ins sleep side by side
+            command = ["-m", "tests.chaos.node", "--devices", str(self._devices)]
+        self._service(node, node, [*command, *worker], environment)
+
+    def _service(
+        self, name: str, host: str, arguments: Sequence[str],
+        more: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        temporary, locks = self.folder / f"tmp-{host}", self.folder / f"locks-{host}"
+        for made in (temporary, locks):
+            made.mkdir(exist_ok=True)
+        locks.chmod(0o1777)
         environment = RAY | {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self._token,
@@ -159,8 +170,9 @@ class Site:
             "TILECORE_LEADER_TTL_S": "3",
             "TILECORE_COMPILE_WORKERS": "1",
             "TILECORE_MAX_ATTEMPTS": "20",
+            **(more or {}),
         }
-        command = self.network.on(host, [sys.executable, *arguments])
+        command = self.network.on(host, [sys.executable, *arguments], locks)
         self._add(Service(name, command, environment, self.folder))
 
     def _add(self, service: Service) -> None:

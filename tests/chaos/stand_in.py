@@ -25,6 +25,7 @@ from workers.outcome import Compiled, Timed
 
 RECORDED = Path(__file__).parents[2] / "benchmarks" / "results" / "gemm_space_2026-11-20.csv"
 RIVAL_S = 2e-3
+CONFIRM_SHARE = 0.5  # of a recorded time
 
 
 @functools.cache
@@ -97,7 +98,7 @@ class StandInBench:
         return self._timed(path, 1.0)
 
     def confirm(self, workload: Workload, paths: Sequence[str]) -> list[Timed]:
-        return [self._timed(path, 0.5) for path in paths]
+        return [self._timed(path, CONFIRM_SHARE) for path in paths]
 
     def _timed(self, path: str, share: float) -> Timed:
         time_s = recorded_time_s(_config(Path(path))) * share
@@ -112,7 +113,7 @@ class StandInMeasurer(TableMeasurer):
     """The same times at once and in this process: what an undisturbed run finds."""
 
     def _times(self, request):  # type: ignore[no-untyped-def]
-        share = 1.0 if request.protocol.value == "screen" else 0.5
+        share = 1.0 if request.protocol.value == "screen" else CONFIRM_SHARE
         return (recorded_time_s(request.config) * share,) * 3
 
 

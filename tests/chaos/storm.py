@@ -13,9 +13,10 @@ from db.models import MeasurementRow, TrialRow
 from db.records import RunRecord
 from tests.chaos.site import NODES, Site, patient
 
+LINK_CUT = "link cut"  # where there are links
 PLAN = {
     "API": 7, "leading coordinator": 8, "standby coordinator": 3, "measure actor": 13,
-    "compile actor": 5, "raylet of a node": 6, "Ray head": 3, "PostgreSQL": 7, "link cut": 6,
+    "compile actor": 5, "raylet of a node": 6, "Ray head": 3, "PostgreSQL": 7, LINK_CUT: 6,
 }  # fmt: skip
 RECOVERY_S = 240.0
 CUT_S = (2.0, 8.0)
@@ -32,31 +33,45 @@ class Blow:
 
 @dataclass(slots=True)
 class Storm:
-    """Strikes a site; ``blows`` tells what happened."""
+    """Strikes a site; ``blows`` tells what happened, ``struck_at`` when it began."""
 
     site: Site
     rng: random.Random
     say: Callable[[str], None] = lambda _text: None
     records: int = 2  # new ones after which the site counts as recovered
     blows: list[Blow] = field(default_factory=list)
+    struck_at: list[tuple[str, float]] = field(default_factory=list)
 
     def rage(self, plan: Mapping[str, int], is_over: Callable[[], bool]) -> None:
-        """Strike in random order, each time when the site works again."""
-        kinds = [kind for kind, count in plan.items() for _ in range(count)]
-        self.rng.shuffle(kinds)
-        for kind in kinds:
+        """Strike in random order, each time when the site works again: each kind once, then more.
+
+        Fails where the run was over before every kind of blow had been dealt.
+        """
+        for kind in self._order(plan):
             if is_over():
-                return
+                break
             before, start = self._records(), time.monotonic()
-            if not self._strike(kind):
-                self.say(f"{kind}: nothing to strike")
-                continue
+            self.struck_at.append((kind, start))
+            while not self._strike(kind):  # an actor that is not back yet, or nobody leads
+                assert not is_over(), f"{kind}: nothing to strike"
+                assert time.monotonic() - start < RECOVERY_S, f"{kind}: nothing to strike"
+                time.sleep(0.1)
             while self._records() < before + self.records and not is_over():
                 assert time.monotonic() - start < RECOVERY_S, f"no recovery after: {kind}"
                 time.sleep(0.1)
             self.blows.append(Blow(kind, time.monotonic() - start))
             self.say(f"{kind}: new records after {self.blows[-1].recovery_s:.1f} s, {before=}")
             time.sleep(self.rng.uniform(0.0, 1.0))
+        missing = set(self._order(plan)) - {blow.kind for blow in self.blows}
+        assert not missing, f"never dealt: {', '.join(sorted(missing))}"
+
+    def _order(self, plan: Mapping[str, int]) -> list[str]:
+        """Return the blows in the order in which they are dealt."""
+        counts = {k: n for k, n in plan.items() if k != LINK_CUT or self.site.network.has_links}
+        once, more = list(counts), [k for k, n in counts.items() for _ in range(n - 1)]
+        self.rng.shuffle(once)
+        self.rng.shuffle(more)
+        return once + more
 
     def _strike(self, kind: str) -> int:
         site, node = self.site, self.rng.choice(NODES)
@@ -73,7 +88,7 @@ class Storm:
             return site.services["postgres"].kill("bin/postgres -D")
         if kind == "API":
             return site.services["api"].kill()
-        if kind == "link cut":
+        if kind == LINK_CUT:
             return self._cut(node)
         leader = site.leader()
         if leader is None:
@@ -84,11 +99,12 @@ class Storm:
         return site.services[standby[0]].kill() if standby else 0
 
     def _cut(self, node: str) -> int:
-        if not self.site.network.has_links:
-            return 0
-        self.site.network.cut(node)
+        network = self.site.network
+        assert network.is_up(node), node
+        network.cut(node)
+        assert not network.is_up(node), node
         time.sleep(self.rng.uniform(*CUT_S))
-        self.site.network.heal(node)
+        network.heal(node)
         return 1
 
     def _records(self) -> int:

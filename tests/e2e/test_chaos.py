@@ -1,20 +1,25 @@
-"""The short form of `make chaos`: everything but the Ray head killed once in 30 trials."""
+"""The short form of `make chaos`: each kind of blow once in one run, while a client asks on."""
 
 from __future__ import annotations
 
 import random
 import tempfile
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from db.migrate import open_database
 from db.store import SqlStore
+from tests.chaos.asker import NOBODY, Ask, Asker
 from tests.chaos.site import Site
-from tests.chaos.stand_in import StandInMeasurer
-from tests.chaos.storm import Storm, audit
+from tests.chaos.stand_in import CONFIRM_SHARE, StandInMeasurer, recorded_time_s
+from tests.chaos.storm import LINK_CUT, PLAN, Storm, audit
 from tests.postgres import PROGRAMS
 from tilecore.target import cpu_target
+from tilecore.tile_config import TileConfig
 from tuner_service import wiring
 from tuner_service.coordinator import Coordinator
 from tuner_service.jobs import Effort, submit
@@ -22,16 +27,9 @@ from tuner_service.questions import understand
 from tuner_service.run_driver import Limits
 from tuner_service.workplaces import HostWorkplace
 
-pytestmark = [
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(not PROGRAMS, reason="needs PostgreSQL's programs"),
-]
 # Its space has 36 configs; fewer registers leave fewer register tiles.
 PROBLEM = {"m": 2, "n": 16, "k": 16 if cpu_target().isa == "avx512" else 256}
-PLAN = {
-    "API": 1, "measure actor": 1, "PostgreSQL": 1, "raylet of a node": 1, "link cut": 1,
-    "leading coordinator": 1,
-}  # fmt: skip
+ASKED = 20  # answers to each question
 
 
 def undisturbed(path: Path) -> dict[str, object]:
@@ -58,16 +56,95 @@ def folder():
         yield Path(path)
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not PROGRAMS, reason="needs PostgreSQL's programs")
 def test_a_run_outlives_the_death_of_everything_it_needs(folder):
-    with Site(folder, repeats=20.0, coordinators=1) as site:
+    with Site(folder, repeats=20.0) as site:
         body = {"kernel": "gemm", "problem": PROBLEM, "max_trials": 1000, "time_limit_s": 3600}
         run_id = site.queue(body, "once")
         site.wait_for_records(1)
         storm = Storm(site, random.Random(7), records=1)
-        storm.rage(PLAN, lambda: site.run(run_id).is_finished)
-        run = site.wait_for_end(run_id, 300)
+        with Asker(site, run_id, body) as asker:
+            storm.rage(dict.fromkeys(PLAN, 1), lambda: site.run(run_id).is_finished)
+            run = site.wait_for_end(run_id, 300)
         assert site.queue(body, "once") == run_id
         ledger = audit(site, run)
-    assert len(storm.blows) >= 4, storm.blows
+    asker.check(storm.struck_at, ASKED)
     assert ledger.trials >= 25
     assert run.result["best"]["config"] == undisturbed(folder / "calm.db")
+
+
+BEFORE, AFTER = Ask("run", 1.0, 1.1, 200), Ask("run", 9.0, 9.1, 200)
+STRIKES = [("API", 3.0), ("PostgreSQL", 5.0), ("Ray head", 7.0)]
+
+
+def asked(*asks: Ask) -> Asker:
+    asker = Asker(None, "", {}, [BEFORE, *asks, replace(AFTER, what="recommendation"), AFTER])
+    asker._has_ended = asker._is_measured = True
+    return asker
+
+
+def test_what_a_blow_explains_is_no_fault():
+    well = Ask("run", 4.0, 4.1, 200)
+    asker = asked(Ask("run", 2.9, 3.1, NOBODY), Ask("run", 3.5, 3.6, NOBODY), well,
+                  Ask("run", 5.1, 5.2, 503), Ask("run", 8.0, 8.1, 503))  # fmt: skip
+    asker.check(STRIKES, 1)
+    assert asker.counts() == {200: 4, NOBODY: 2, 503: 2}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Ask("run", 3.1, 3.2, 500),
+        Ask("run", 3.1, 3.2, 503),  # the database was well
+        Ask("run", 7.1, 7.2, NOBODY),  # the API had answered since it was killed
+        Ask("run", 0.5, 0.6, NOBODY),
+        Ask("run", 5.1, 5.2, 404),
+    ],
+    ids=lambda fault: f"{fault.status} at {fault.began_at}",
+)
+def test_what_no_blow_explains_is_a_fault(fault):
+    asker = asked(fault, Ask("run", 4.0, 4.1, 200))
+    if fault.began_at > 4:
+        asker.asks[1:3] = reversed(asker.asks[1:3])
+    with pytest.raises(AssertionError):
+        asker.check(STRIKES, 1)
+
+
+def test_answers_that_cannot_be_are_told():
+    asker = Asker(None, "a run", {})
+    told = {"id": "a run", "state": "RUNNING", "trials": {"OK": 3}}
+    assert asker._look_at_run(told) == []
+    assert asker._look_at_run(told | {"trials": {"OK": 2}}) == ["2 trials after 3"]
+    assert asker._look_at_run(told | {"state": "SUCCEEDED"}) == []
+    assert asker._look_at_run(told) == ["RUNNING after its end"]
+    assert len(asker._look_at_run(told | {"id": "another", "state": "SUCCEEDED"})) == 1
+    config = TileConfig.of(block_M=32)
+    asker._configs = {config}
+    one = {"rank": 1, "config": dict(config.items_), "source": "measured", "rationale": "median"}
+    right_us = 1e6 * CONFIRM_SHARE * recorded_time_s(config)
+    assert (
+        asker._look_at_recommendation({"recommendations": [one | {"latency_us": right_us}]}) == []
+    )
+    for wrong in (
+        [],
+        [one | {"latency_us": 2 * right_us}],
+        [one | {"latency_us": right_us, "config": {"block_M": 64}}],
+        [one | {"latency_us": right_us, "source": "prior"}],  # it was measured
+    ):
+        assert asker._look_at_recommendation({"recommendations": wrong}), wrong
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_each_kind_of_blow_comes_before_any_comes_again(has_links):
+    network = SimpleNamespace(has_links=has_links)
+    order = Storm(SimpleNamespace(network=network), random.Random(3))._order(PLAN)
+    kinds = set(PLAN) if has_links else set(PLAN) - {LINK_CUT}
+    assert set(order[: len(kinds)]) == kinds
+    assert Counter(order) == {kind: PLAN[kind] for kind in kinds}
+
+
+def test_a_storm_that_is_over_too_soon_is_a_fault():
+    storm = Storm(SimpleNamespace(network=SimpleNamespace(has_links=True)), random.Random(3))
+    with pytest.raises(AssertionError, match="never dealt: PostgreSQL"):
+        storm.rage({"PostgreSQL": 1}, lambda: True)

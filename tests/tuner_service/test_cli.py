@@ -354,6 +354,14 @@ def test_a_worker_needs_an_address(cli, address):
     assert (status, "expected HOST:PORT" in shown) == (2, True)
 
 
+def test_a_cpu_is_one_device(cli):
+    """Two meters would each use all of its cores, and measure each other."""
+    status, _, shown = cli("worker", "--address", "localhost:1", "--devices", "2")
+    assert (status, "--devices: expected 1 of a CPU" in shown) == (2, True)
+    status, _, shown = cli("worker", "--address", "localhost:1", "--devices", "1")
+    assert "WK707" in shown  # nothing listens there
+
+
 def test_api_keys(cli, store):
     status, out, err = cli("keys", "create", "ci [x]", "--role", "tune", "--expires-in-days", "2")
     secret = out.strip()

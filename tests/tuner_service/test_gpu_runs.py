@@ -17,7 +17,7 @@ from tuner_service.console import print_result
 from tuner_service.coordinator import Coordinator
 from tuner_service.errors import HardwareNotOffered, InvalidRequest, RunHeld
 from tuner_service.jobs import Effort, partial_result, submit
-from tuner_service.offering import offered
+from tuner_service.offering import counted, offered
 from tuner_service.questions import answer, understand
 from tuner_service.run_driver import Limits
 from tuner_service.watch import follow, why_held
@@ -123,6 +123,19 @@ def test_what_a_machine_without_gpus_offers():
             offered(name)
     with pytest.raises(InvalidRequest, match=r"SV901.*expected cpu, cuda, rocm or a GPU's name"):
         offered("avx512")
+
+
+def test_no_more_devices_are_offered_than_there_are():
+    host, h200, emulated = (load_profile(n) for n in ("x86-64-avx2", "h200", "emulated h200"))
+    assert [counted(h200, 4, wanted) for wanted in (None, 1, 4)] == [4, 1, 4]
+    assert [counted(emulated, 1, wanted) for wanted in (None, 3)] == [1, 3]
+    assert [counted(host, 1, wanted) for wanted in (None, 1)] == [1, 1]
+    with pytest.raises(
+        InvalidRequest, match=r"SV901.*--devices: expected 1 to 4 x .*H200.*, found 5"
+    ):
+        counted(h200, 4, 5)
+    with pytest.raises(InvalidRequest, match=r"SV901.*--devices: expected 1 of a CPU.*, found 2"):
+        counted(host, 1, 2)
 
 
 def test_only_code_for_nvidia_gpus_is_of_a_version_of_nvrtc(store):

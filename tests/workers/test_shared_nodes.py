@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from recommender.hardware import load_profile
-from recommender.measurement import Protocol, Toolchain
+from recommender.measurement import Measurement, Protocol, Toolchain
 from recommender.ports import MeasureRequest
 from recommender.workload import Workload
 from tests.workers.fault_toolbox import HARDWARE, WORKLOAD, FaultToolbox, config
@@ -81,6 +81,40 @@ def test_nothing_is_compiled_for_a_gpu_while_the_cpu_is_measured() -> None:
         assert [m.threads for _, m in found] == [H200.cores]  # a GPU is measured whole
         one.remove_node("n")  # its gate is still the other pool's
         assert wait_for_all(two, [request(Protocol.SCREEN)], 60)["a"].time_s == 1.0
+
+
+def test_a_node_that_is_drained_ends_what_it_has_and_begins_nothing() -> None:
+    log: list[str] = []
+    one, two = Lane(log, "one"), Lane(log, "two")
+    two.measuring.set()
+    with MeasurePool(HARDWARE, toolbox=FaultToolbox()) as pool:
+        pool.add_node("1", "node 1", [one], [one])
+        pool.submit([replace(request(Protocol.CONFIRM), token="under way")])
+        wait_until(lambda: "one confirms" in log)
+        pool.submit([replace(request(Protocol.CONFIRM), token="z", config=config(delay_us=9))])
+        wait_until(lambda: not pool.waiting())  # node 1 would compile it once it has confirmed
+        pool.add_node("2", "node 2", [two], [two])
+        assert not pool.drain_node("1")
+        assert (pool.devices, pool.node_keys) == (1, {"1", "2"})
+        later = [replace(request(Protocol.CONFIRM), token=t, config=config(delay_us=i))
+                 for i, t in enumerate("abc", 1)]  # fmt: skip
+        pool.submit(later)
+        found: dict[str, Measurement] = {}
+        wait_until(lambda: found.update((r.token, m) for r, m in pool.collect(0.1)) or "c" in found)
+        assert set(found) == set("abc")
+        assert {m.worker for m in found.values()} == {"node 2"}
+        assert log.count("one confirms") == 1
+        assert not pool.drain_node("1")
+        one.measuring.set()
+        found.clear()
+        wait_until(
+            lambda: found.update((r.token, m) for r, m in pool.collect(0.1)) or len(found) > 1
+        )
+        assert {t: m.worker for t, m in found.items()} == {"under way": "node 1", "z": "node 2"}
+        wait_until(lambda: pool.drain_node("1"))
+        pool.remove_node("1")
+        assert pool.collect(0.1) == []
+        assert log.count("one compiles") == 1
 
 
 def node(key: str, resource: str, *, compiles: bool) -> ClusterNode:
