@@ -26,6 +26,7 @@ class Server(uvicorn.Server):
                 host=settings.host,
                 port=settings.port,
                 log_level=settings.log_level,
+                log_config=None,  # its lines go where all go (log_lines)
                 access_log=False,
                 timeout_graceful_shutdown=GRACE_S,
             )
