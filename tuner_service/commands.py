@@ -202,6 +202,7 @@ def serve(settings: Settings, *, with_coordinator: bool) -> None:
     """
     from tuner_service.app import create_app
     from tuner_service.log_lines import ends_logged, log_everything
+    from tuner_service.server import leave_threads
     from tuner_service.server import serve as serve_app
     from tuner_service.watch import CoordinatorProcess
 
@@ -227,6 +228,7 @@ def serve(settings: Settings, *, with_coordinator: bool) -> None:
         finally:
             stop.set()
             child.stop()
+    leave_threads()
 
 
 def _try_to_listen(host: str, port: int) -> None:
