@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TypeGuard
 
 from db.errors import (
+    AlreadyMade,
     AlreadyTold,
     BudgetUsedUp,
     DatabaseError,
@@ -366,7 +367,7 @@ UNKNOWN = (
     UnknownKernel, UnknownHardware, UnknownRun, UnknownNode, UnknownKey, UnknownStudy, UnknownTrial,
     UnknownModel, UnknownProgram,
 )  # fmt: skip
-CONFLICTS = (IllegalTransition, BudgetUsedUp, StudyClosed, LeaseLost, AlreadyTold)
+CONFLICTS = (AlreadyMade, IllegalTransition, BudgetUsedUp, StudyClosed, LeaseLost, AlreadyTold)
 
 
 def http_status(error: TileError) -> int:
