@@ -71,14 +71,16 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        announced = dict(scope["headers"]).get(b"content-length", b"0")
+        headers = dict(scope["headers"])
+        announced = headers.get(b"content-length", b"0")
         limit = self._limit_of(scope)
         if announced.isdigit() and int(announced) > limit:
             error: TileError = BodyTooLarge(limit=limit, found=int(announced))
             await problem_response(scope["path"], error)(scope, receive, send)
             return
+        has_body = b"content-length" in headers or b"transfer-encoding" in headers
         try:
-            async with asyncio.timeout(self._within_s):
+            async with asyncio.timeout(self._within_s if has_body else None):
                 body = await _whole(limit, receive)
         except TimeoutError:
             error = RequestTooSlow(what="body", limit_s=self._within_s)

@@ -67,12 +67,16 @@ class BoundedHeader(HttpToolsProtocol):
         self._stop_waiting()
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        """Wait for the rest of a header, where it does not come at once."""
+        super().data_received(data)
+        if self._timer is None and (self.cycle is None or self.cycle.response_complete):
+            self._wait()
+
     def on_message_begin(self) -> None:
-        """Wait for the rest of a header."""
+        """Know that a request has begun."""
         super().on_message_begin()
         self._has_begun = True
-        if self._timer is None:
-            self._wait()
 
     def on_headers_complete(self) -> None:
         """Have a header."""
@@ -91,9 +95,6 @@ class BoundedHeader(HttpToolsProtocol):
     def _is_late(self) -> None:
         self._timer = None
         if self.transport.is_closing():
-            return
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._wait()  # what came before is not answered yet
             return
         if self._has_begun:
             error = RequestTooSlow(what="header", limit_s=self._header_s)
