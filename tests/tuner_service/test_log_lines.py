@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from tests.tuner_service.serving import ServiceProcess
 
 # What libraries, warnings and threads say while a request is at work that fails.
@@ -75,17 +77,19 @@ def test_every_line_of_a_served_process_is_json(settings):
     assert "ZeroDivisionError" in aside["exception"]
 
 
-def test_an_error_that_ends_a_process_is_a_line(settings):
+@pytest.mark.parametrize(
+    "command", ["serve", pytest.param("coordinator", marks=pytest.mark.exhaustive)]
+)
+def test_an_error_that_ends_a_process_is_a_line(settings, command):
     """It was the text of the command line, in the middle of JSON."""
     (settings.data_dir / "tilecore.db").write_bytes(b"no database, and long enough to be read" * 99)
-    for command in ("serve", "coordinator"):
-        done = subprocess.run(
-            [sys.executable, "-m", "tuner_service.cli", command], env=settings.environment(),
-            capture_output=True, text=True, check=False, timeout=120,
-        )  # fmt: skip
-        assert done.returncode == 2, done.stderr
-        (line,) = lines_of(done.stderr)
-        assert (line["level"], line["code"]) == ("error", "DB805")
+    done = subprocess.run(
+        [sys.executable, "-m", "tuner_service.cli", command], env=settings.environment(),
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    (line,) = lines_of(done.stderr)
+    assert (line["level"], line["code"]) == ("error", "DB805")
 
 
 def test_lines_of_ray_are_lines_like_others():
