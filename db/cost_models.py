@@ -10,6 +10,7 @@ from sqlalchemy import ColumnElement, func, select, update
 from sqlalchemy.orm import Session, defer
 
 from db.errors import IllegalTransition, ModelCorrupt, UnknownModel
+from db.idempotency import Once, made_once
 from db.records import ModelRecord
 from db.rows import model_of
 from db.service_models import ModelRow
@@ -60,12 +61,18 @@ class CostModels:
         origin: str = "trained",
         created_by: str | None = None,
         reason: str | None = None,
+        once: Once | None = None,
     ) -> int:
         """Store a model of devices of a family; with ``promote`` it replaces the active one.
 
         Returns its id.
+
+        Raises:
+            AlreadyMade: the idempotency key of ``once`` came before (DB830).
+            IdempotencyConflict: it came with another request (DB807).
         """
-        with self._database.write() as session:
+        with made_once(self._database, once), self._database.write() as session:
+            now = self._database.now(session)
             if promote:
                 _retire(session, kernel, family)
             row = ModelRow(
@@ -80,10 +87,12 @@ class CostModels:
                 origin=origin,
                 created_by=created_by,
                 reason=reason,
-                created_at=self._database.now(session),
+                created_at=now,
             )
             session.add(row)
             session.flush()
+            if once is not None:
+                once.note(session, str(row.id), now)
             return row.id
 
     def get(self, model_id: int) -> ModelRecord:

@@ -75,6 +75,17 @@ class IdempotencyConflict(DatabaseError):
     default_hint = "send a new key for a new request"
 
 
+class AlreadyMade(DatabaseError):
+    """An idempotency key came again with the request that it came with before."""
+
+    code, title = "DB830", "already-made"
+    template = "idempotency key {key!r}: expected to come once, found that {what} {made} was made"
+    default_hint = (
+        "the first answer alone had the secret of an API key; if it was lost, revoke that one and "
+        "make another with another Idempotency-Key"
+    )
+
+
 class ModelCorrupt(DatabaseError):
     """The bytes of a stored cost model are not those that were saved."""
 

@@ -10,6 +10,7 @@ from datetime import datetime
 from sqlalchemy import func, select, update
 
 from db.errors import UnknownKey
+from db.idempotency import Once, made_once
 from db.records import KeyRecord
 from db.service_models import ApiKeyRow
 from db.session import Database, change
@@ -24,22 +25,32 @@ class Keys:
         self._database = database
 
     def create(
-        self, name: str, role: str, *, expires_at: datetime | None = None
+        self, name: str, role: str, *, expires_at: datetime | None = None, once: Once | None = None
     ) -> tuple[KeyRecord, str]:
-        """Make a key; return its record and the key itself, which nothing can tell again."""
+        """Make a key; return its record and the key itself, which nothing can tell again.
+
+        Raises:
+            AlreadyMade: the idempotency key of ``once`` came before (DB830).
+            IdempotencyConflict: it came with another request (DB807).
+        """
+        if once is not None:
+            once.check(self._database)
         prefix = f"tc_{secrets.token_hex(PREFIX_BYTES)}"
         secret = f"{prefix}_{secrets.token_urlsafe(SECRET_BYTES)}"
-        with self._database.write() as session:
+        with made_once(self._database, once), self._database.write() as session:
+            now = self._database.now(session)
             row = ApiKeyRow(
                 prefix=prefix,
                 digest=_digest(secret),
                 name=name,
                 role=role,
-                created_at=self._database.now(session),
+                created_at=now,
                 expires_at=expires_at,
             )
             session.add(row)
             session.flush()
+            if once is not None:
+                once.note(session, prefix, now)
             return _record(row), secret
 
     def find(self, secret: str) -> KeyRecord | None:
@@ -49,12 +60,13 @@ class Keys:
             row = session.scalars(query).first()
             return None if row is None else _record(row)
 
-    def list(self) -> Sequence[KeyRecord]:
-        """Return all keys, oldest first."""
+    def list(self, *, limit: int | None = None, after: int | None = None) -> Sequence[KeyRecord]:
+        """Return keys, oldest first; ``after`` is the id to go on from."""
+        query = select(ApiKeyRow).order_by(ApiKeyRow.id).limit(limit)
+        if after is not None:
+            query = query.where(ApiKeyRow.id > after)
         with self._database.read() as session:
-            return [
-                _record(row) for row in session.scalars(select(ApiKeyRow).order_by(ApiKeyRow.id))
-            ]
+            return [_record(row) for row in session.scalars(query)]
 
     def count(self) -> int:
         """Return how many keys were made, those that are no longer valid included."""
@@ -87,6 +99,7 @@ def _digest(secret: str) -> str:
 
 def _record(row: ApiKeyRow) -> KeyRecord:
     return KeyRecord(
+        id=row.id,
         prefix=row.prefix,
         name=row.name,
         role=row.role,

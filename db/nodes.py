@@ -88,9 +88,13 @@ class Nodes:
         """
         return self._turn(key, "active", "active")
 
-    def list(self, *, with_lost: bool = True) -> Sequence[NodeRecord]:
-        """Return the nodes, last joined first."""
-        query = select(NodeRow).order_by(NodeRow.id.desc())
+    def list(
+        self, *, with_lost: bool = True, limit: int | None = None, before: int | None = None
+    ) -> Sequence[NodeRecord]:
+        """Return nodes, last joined first; ``before`` is the id to go on from."""
+        query = select(NodeRow).order_by(NodeRow.id.desc()).limit(limit)
+        if before is not None:
+            query = query.where(NodeRow.id < before)
         if not with_lost:
             query = query.where(NodeRow.state != "lost")
         with self._database.read() as session:

@@ -229,6 +229,7 @@ class KeyRecord:
         revoked_at: since when it is refused; None: it is not.
     """
 
+    id: int
     prefix: str
     name: str
     role: str
@@ -391,6 +392,7 @@ class StudyTrial:
 class NodeRecord:
     """A machine of the cluster: what it offers and where it stands."""
 
+    id: int
     key: str
     name: str
     hardware: HardwareProfile

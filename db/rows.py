@@ -189,6 +189,7 @@ def trial_of(row: TrialRow, measurement: MeasurementRow | None = None) -> TrialR
 def node_of(row: NodeRow) -> NodeRecord:
     """Return the node of a row."""
     return NodeRecord(
+        id=row.id,
         key=row.key,
         name=row.name,
         hardware=hardware_of(row.hardware),

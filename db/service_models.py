@@ -197,3 +197,14 @@ class TileProgramRow(Base):
     document: Mapped[bytes] = mapped_column(LargeBinary)
     created_by: Mapped[str] = mapped_column(String(64))
     created_at: Mapped[datetime]
+
+
+class IdempotencyRow(Base):
+    """What a request with an idempotency key made, where its own row does not bear the key."""
+
+    __tablename__ = "idempotency"
+    what: Mapped[str] = mapped_column(String(16), primary_key=True)
+    key: Mapped[str] = mapped_column(String(128), primary_key=True)
+    body_hash: Mapped[str] = mapped_column(String(32))
+    made: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[datetime]

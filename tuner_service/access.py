@@ -1,4 +1,4 @@
-"""Access: who sends a request, whether they may, how often, and how many at once.
+"""Access: who sends a request, whether they may, and how often.
 
 ``Access`` (pure ASGI) knows the sender before a body is read; ``Needs`` holds routes to a role;
 ``Keyring`` knows keys, which requests bear in a header or, to read, in the dashboard's cookie.
@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from math import ceil
 from typing import Annotated
 
-import anyio
 import limits
 from anyio.to_thread import run_sync
 from fastapi import Request, Security
@@ -23,7 +22,7 @@ from limits.aio.storage import MemoryStorage
 from limits.aio.strategies import SlidingWindowCounterRateLimiter
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from db.records import ROLES, KeyRecord
 from db.store import SqlStore
@@ -31,7 +30,6 @@ from tilecore.errors import TileError
 from tuner_service.answers import REFUSE_AFTER_S
 from tuner_service.errors import (
     Forbidden,
-    Overloaded,
     RateLimited,
     TooManyWrongKeys,
     Unauthenticated,
@@ -182,8 +180,6 @@ class Access:
         self._app = app
         self._needs_key = settings.needs_key
         self._keyring = keyring
-        self._max_in_flight = settings.max_in_flight
-        self._in_flight = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection."""
@@ -200,7 +196,7 @@ class Access:
             refusal = problem_response(scope["path"], error, headers=refusal_headers(error))
             await refusal(scope, receive, send)
             return
-        await self._admit(scope, receive, send)
+        await self._app(scope, receive, send)
 
     async def _sender(self, scope: Scope) -> Principal:
         given = Headers(scope=scope).get("authorization", "")
@@ -210,29 +206,6 @@ class Access:
             kept = HTTPConnection(scope).cookies.get(COOKIE, "")
             given = f"Bearer {kept}" if kept else ""
         return await self._keyring.owner(given, address_of(scope))
-
-    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a bounded number of requests wait for the beginning of their answers."""
-        if self._in_flight >= self._max_in_flight:
-            await anyio.sleep(REFUSE_AFTER_S)
-            error = Overloaded(limit=self._max_in_flight)
-            await problem_response(scope["path"], error)(scope, receive, send)
-            return
-        waiting = True
-        self._in_flight += 1
-
-        async def answer(message: Message) -> None:
-            nonlocal waiting
-            if waiting and message["type"] == "http.response.start":
-                waiting = False
-                self._in_flight -= 1
-            await send(message)
-
-        try:
-            await self._app(scope, receive, answer)
-        finally:
-            if waiting:
-                self._in_flight -= 1
 
 
 def address_of(scope: Scope) -> str:

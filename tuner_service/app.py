@@ -21,6 +21,7 @@ from tuner_service.dashboard.shell import Shell
 from tuner_service.metrics import Metrics
 from tuner_service.middleware import BodyLimit, FieldsOnce, HeadAsGet, PlainAddress
 from tuner_service.model_uploads import ModelUploads
+from tuner_service.places import Places
 from tuner_service.routes import (
     catalog,
     database,
@@ -38,6 +39,7 @@ from tuner_service.routes import (
 from tuner_service.routes.context import known_query
 from tuner_service.settings import Settings
 from tuner_service.short_way import ShortWay
+from tuner_service.stopping import Stopping, UnderWay
 from tuner_service.streams import OpenStreams
 from tuner_service.studies import StudyEngine
 from tuner_service.telemetry import Telemetry
@@ -88,6 +90,7 @@ def create_app(settings: Settings, store: SqlStore | None = None) -> FastAPI:
     app.state.models = ModelUploads(app.state.store)
     app.state.probes = CapacityLimiter(MAX_PROBES)
     app.state.streams = OpenStreams(settings.max_streams)
+    app.state.under_way = UnderWay()
     app.state.engine = StudyEngine(app.state.store)
     app.state.answers = Answers(app.state.store, app.state.metrics, settings)
     for part, role in NEEDS.items():
@@ -104,9 +107,11 @@ def create_app(settings: Settings, store: SqlStore | None = None) -> FastAPI:
     app.add_middleware(FieldsOnce, but=f"/v1{programs.router.prefix}")
     app.add_middleware(ShortWay, answers=app.state.answers)
     app.add_middleware(PlainAddress)
+    app.add_middleware(Places, settings=settings)
     app.add_middleware(
         BodyLimit,
         limit_bytes=settings.max_body_bytes,
+        within_s=settings.body_timeout_s,
         of_administrators={"/v1/models": settings.max_model_bytes},
         longer={"/v1/programs": max(settings.max_body_bytes, settings.max_program_bytes)},
     )
@@ -114,5 +119,6 @@ def create_app(settings: Settings, store: SqlStore | None = None) -> FastAPI:
     app.add_middleware(Access, settings=settings, keyring=app.state.keyring)
     app.add_middleware(Shell)
     app.add_middleware(HeadAsGet)
+    app.add_middleware(Stopping, under_way=app.state.under_way)
     app.add_middleware(Telemetry, metrics=app.state.metrics, access_log=settings.access_log)
     return app

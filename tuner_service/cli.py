@@ -421,22 +421,15 @@ def run_cli(arguments: list[str]) -> int:
     except BrokenPipeError:
         return 128 + signal.SIGPIPE
     except TileError as error:
-        return _complain(str(error), 1 if _is_no_fault_of_the_user(error) else 2)
+        from tuner_service.errors import exit_status
+
+        return _complain(str(error), exit_status(error))
     except Exception as error:
         if load_settings().log_level == "debug":
             raise
         where = "TILECORE_LOG_LEVEL=debug shows where"
         return _complain(f"unexpected error: {error!r}\n  hint: {where}", 1)
     return 0
-
-
-def _is_no_fault_of_the_user(error: TileError) -> bool:
-    from tuner_service.errors import ServiceError
-    from workers.errors import DeviceMissing, InvalidPack
-
-    if isinstance(error, InvalidPack | DeviceMissing):
-        return False
-    return error.code.startswith("WK") or (isinstance(error, ServiceError) and error.status >= 500)
 
 
 def _complain(text: str, status: int) -> int:

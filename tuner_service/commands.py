@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import structlog
 from rich.console import Console
 
 from db.log import Form
@@ -200,29 +201,34 @@ def serve(settings: Settings, *, with_coordinator: bool) -> None:
         CannotListen: the address is not this machine's, or taken (SV933).
     """
     from tuner_service.app import create_app
-    from tuner_service.coordinator_main import configure_logging
+    from tuner_service.log_lines import ends_logged, log_everything
+    from tuner_service.server import leave_threads
     from tuner_service.server import serve as serve_app
     from tuner_service.watch import CoordinatorProcess
 
     _try_to_listen(settings.host, settings.port)
-    configure_logging(settings.log_level)
+    log_everything(settings.log_level)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    store = wiring.open_store(settings)
-    if settings.needs_key and store.keys.count() == 0:
-        err.print("every request needs an API key, and there is none yet: `tilecore keys create`")
-    stop = threading.Event()
-    child = CoordinatorProcess(settings, until_idle=False)
-    if with_coordinator:
-        keeper = threading.Thread(target=child.keep_running, args=(store, stop), daemon=True)
-        keeper.start()
-    app = create_app(settings, store)
-    gc.collect()
-    gc.freeze()  # a full collection takes tens of milliseconds of somebody's answer
-    try:
-        serve_app(app, settings)
-    finally:
-        stop.set()
-        child.stop()
+    with ends_logged():
+        store = wiring.open_store(settings)
+        if settings.needs_key and store.keys.count() == 0:
+            structlog.get_logger().warning(
+                "every request needs an API key, and there is none yet: `tilecore keys create`"
+            )
+        stop = threading.Event()
+        child = CoordinatorProcess(settings, until_idle=False)
+        if with_coordinator:
+            keeper = threading.Thread(target=child.keep_running, args=(store, stop), daemon=True)
+            keeper.start()
+        app = create_app(settings, store)
+        gc.collect()
+        gc.freeze()  # a full collection takes tens of milliseconds of somebody's answer
+        try:
+            serve_app(app, settings)
+        finally:
+            stop.set()
+            child.stop()
+    leave_threads()
 
 
 def _try_to_listen(host: str, port: int) -> None:
@@ -240,12 +246,15 @@ def _try_to_listen(host: str, port: int) -> None:
 def coordinator(settings: Settings, *, until_idle: bool, parent: int | None, check: bool) -> int:
     """Run tuning runs; or, with ``check``, return 0 if a coordinator leads and 1 if none does."""
     from tuner_service.coordinator_main import run_coordinator
+    from tuner_service.log_lines import ends_logged, log_everything
     from tuner_service.watch import is_led
 
-    store = wiring.open_store(settings)
     if check:
-        return 0 if is_led(store) else 1
-    run_coordinator(settings, store, until_idle=until_idle, parent=parent)
+        return 0 if is_led(wiring.open_store(settings)) else 1
+    log_everything(settings.log_level)
+    with ends_logged():
+        store = wiring.open_store(settings)
+        run_coordinator(settings, store, until_idle=until_idle, parent=parent)
     return 0
 
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
-import sys
 import threading
-
-import structlog
 
 from db.store import SqlStore
 from tuner_service import wiring
 from tuner_service.coordinator import Coordinator
 from tuner_service.drifting import check_after
-from tuner_service.log_stream import keep_writable
+from tuner_service.log_lines import configure_logging
 from tuner_service.run_driver import Limits
 from tuner_service.settings import Settings
 from tuner_service.workplaces import Workplace
@@ -58,26 +54,6 @@ def limits(settings: Settings) -> Limits:
         lease_s=settings.lease_s,
         max_attempts=settings.max_attempts,
         retry_base_s=settings.retry_base_s,
-    )
-
-
-def configure_logging(level: str) -> None:
-    """Write one JSON object per line to stderr, or count the lines that it has no room for."""
-    keep_writable()
-    number = getattr(logging, level.upper())
-    logging.basicConfig(
-        level=number, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s"
-    )
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
     )
 
 

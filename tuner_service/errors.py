@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TypeGuard
 
 from db.errors import (
+    AlreadyMade,
     AlreadyTold,
     BudgetUsedUp,
     DatabaseError,
@@ -31,7 +32,7 @@ from tilecore.errors import (
     ToolchainMissing,
     UnknownKernel,
 )
-from workers.errors import ProgramTooCostly, WorkerError
+from workers.errors import DeviceMissing, InvalidPack, ProgramTooCostly, WorkerError
 
 
 class ServiceError(TileError):
@@ -331,6 +332,25 @@ class NothingMeasured(ServiceError):
     default_hint = "what `measure` raised, or returned, for each is kept with the study's trials"
 
 
+class RequestTooSlow(ServiceError):
+    """The header or the body of a request did not come in time, or not wholly."""
+
+    code, title, status = "SV938", "request-too-slow", 408
+    template = "expected the whole {what} of the request within {limit_s:g} s"
+    default_hint = (
+        "send it faster, or in parts; an operator sets the time (TILECORE_BODY_TIMEOUT_S, "
+        "TILECORE_HEADER_TIMEOUT_S)"
+    )
+
+
+class ServiceStopping(ServiceError):
+    """The service stops: it takes no new requests, and ends those that take too long."""
+
+    code, title, status = "SV939", "service-stopping", 503
+    template = "expected an answer, found that the service stops"
+    default_hint = "try again after `Retry-After` seconds, with the same Idempotency-Key"
+
+
 class FaultyParts(Exception):
     """Several questions came in one request, and some of them cannot be used.
 
@@ -347,7 +367,7 @@ UNKNOWN = (
     UnknownKernel, UnknownHardware, UnknownRun, UnknownNode, UnknownKey, UnknownStudy, UnknownTrial,
     UnknownModel, UnknownProgram,
 )  # fmt: skip
-CONFLICTS = (IllegalTransition, BudgetUsedUp, StudyClosed, LeaseLost, AlreadyTold)
+CONFLICTS = (AlreadyMade, IllegalTransition, BudgetUsedUp, StudyClosed, LeaseLost, AlreadyTold)
 
 
 def http_status(error: TileError) -> int:
@@ -364,6 +384,14 @@ def http_status(error: TileError) -> int:
     if isinstance(error, (DatabaseError, CompileFailed, ToolchainMissing, WorkerError)):
         return 503
     return 422 if error.code.startswith(("TC", "RC")) else 500
+
+
+def exit_status(error: TileError) -> int:
+    """Return the exit status of a command that an error ends: 2 for a fault of its user."""
+    if isinstance(error, InvalidPack | DeviceMissing):
+        return 2
+    is_ours = isinstance(error, ServiceError) and error.status >= 500
+    return 1 if error.code.startswith("WK") or is_ours else 2
 
 
 def is_of_request(found: object) -> TypeGuard[TileError]:

@@ -6,16 +6,19 @@ measured on 2026-11-20).
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tilecore.errors import TileError
 from tilecore.utils.json_once import ComesTwice, once
 from tuner_service.access import Principal
-from tuner_service.errors import BodyTooLarge, InvalidRequest
+from tuner_service.errors import BodyTooLarge, InvalidRequest, RequestTooSlow
 from tuner_service.problems import problem_response
 
+CLOSED = {"Connection": "close"}  # the rest of a request is not waited for
 WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 OF_JSON = frozenset({b"{", b"[", b" ", b"\n", b"\r", b"\t"})  # that have fields may begin so
 
@@ -46,17 +49,19 @@ class HeadAsGet:
 
 
 class BodyLimit:
-    """Answers 413 to a body of more than ``limit_bytes``, announced or streamed.
+    """Answers 413 to a body of more than ``limit_bytes``, announced or streamed, 408 to a slow one.
 
     ``longer``: other limits of some paths; ``of_administrators``: of paths where only
     administrators may send more.
     """
 
     def __init__(
-        self, app: ASGIApp, limit_bytes: int, of_administrators: Mapping[str, int] | None = None,
+        self, app: ASGIApp, limit_bytes: int, within_s: float,
+        of_administrators: Mapping[str, int] | None = None,
         longer: Mapping[str, int] | None = None,
     ) -> None:  # fmt: skip
         self._app = app
+        self._within_s = within_s
         self._limit = limit_bytes
         self._of_administrators = of_administrators or {}
         self._longer = longer or {}
@@ -66,16 +71,24 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        announced = dict(scope["headers"]).get(b"content-length", b"0")
+        headers = dict(scope["headers"])
+        announced = headers.get(b"content-length", b"0")
         limit = self._limit_of(scope)
         if announced.isdigit() and int(announced) > limit:
-            await self._refuse(limit, int(announced), scope, receive, send)
+            error: TileError = BodyTooLarge(limit=limit, found=int(announced))
+            await problem_response(scope["path"], error)(scope, receive, send)
             return
-        body = await self._read(limit, receive)
-        if body is None:
-            await self._refuse(limit, limit + 1, scope, receive, send)
-            return
-        await self._app(scope, replay(body, receive), send)
+        has_body = b"content-length" in headers or b"transfer-encoding" in headers
+        try:
+            async with asyncio.timeout(self._within_s if has_body else None):
+                body = await _whole(limit, receive)
+        except TimeoutError:
+            error = RequestTooSlow(what="body", limit_s=self._within_s)
+            await problem_response(scope["path"], error, headers=CLOSED)(scope, receive, send)
+        except BodyTooLarge as error:
+            await problem_response(scope["path"], error)(scope, receive, send)
+        else:
+            await self._app(scope, replay(body, receive), send)
 
     def _limit_of(self, scope: Scope) -> int:
         sender: Principal | None = scope["state"].get("principal")
@@ -84,22 +97,24 @@ class BodyLimit:
             return usual
         return self._of_administrators.get(scope["path"], usual)
 
-    async def _read(self, limit: int, receive: Receive) -> bytes | None:
-        """Return the whole body, or None as soon as it is too long."""
-        body = bytearray()
-        while True:
-            message = await receive()
-            body += message.get("body", b"")
-            if len(body) > limit:
-                return None
-            if not message.get("more_body", False):
-                return bytes(body)
 
-    async def _refuse(
-        self, limit: int, found: int, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        error = BodyTooLarge(limit=limit, found=found)
-        await problem_response(scope["path"], error)(scope, receive, send)
+async def _whole(limit: int, receive: Receive) -> bytes:
+    """Return a whole body.
+
+    Raises:
+        BodyTooLarge: as soon as it is (SV904).
+        TimeoutError: its sender went away: nobody hears why there is no answer.
+    """
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise TimeoutError
+        body += message.get("body", b"")
+        if len(body) > limit:
+            raise BodyTooLarge(limit=limit, found=limit + 1)
+        if not message.get("more_body", False):
+            return bytes(body)
 
 
 class PlainAddress:

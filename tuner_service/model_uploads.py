@@ -14,7 +14,8 @@ import threading
 
 import structlog
 
-from db.errors import IllegalTransition
+from db.errors import AlreadyMade, IllegalTransition
+from db.idempotency import Once
 from db.records import ModelRecord
 from db.store import SqlStore
 from recommender.errors import InvalidModel
@@ -22,6 +23,7 @@ from recommender.families import CPU, family_of_schema, feature_names, schema_of
 from recommender.model_file import check_structure, parse
 from recommender.model_trial import REFUSED
 from tilecore import kernels
+from tilecore.tile_config import digest
 from tuner_service.errors import ModelsBusy
 from tuner_service.learning import TRAINING_LIMIT, incumbent_of
 from tuner_service.wiring import detected_host
@@ -46,18 +48,38 @@ class ModelUploads:
         sha256: str,
         feature_schema: str,
         created_by: str | None = None,
-    ) -> ModelRecord:
+        idempotency_key: str | None = None,
+    ) -> tuple[ModelRecord, bool]:
         """Store a model of XGBoost (UBJ or JSON); it answers from now on if it earned that.
 
         Its target is the logarithm of measured over analytic time, its features are those of
         ``recommender.features``, for GPUs of ``recommender.gpu_features``; their version says of
         which devices it is. It is held to what trained models are held to.
 
+        Returns it and whether it is new (False: the idempotency key came again).
+
         Raises:
             UnknownKernel: no such kernel (TC501).
             InvalidModel: another hash, other features, damaged, or not what it should be (RC604).
             ModelsBusy: another one is being looked at (SV924).
+            IdempotencyConflict: the idempotency key came before with another model (DB807).
         """
+        once = None
+        if idempotency_key is not None:
+            asked = digest([kernel, sha256.lower(), feature_schema])
+            once = Once("model", idempotency_key, asked)
+        try:
+            if once is not None:
+                once.check(self._store.database)
+            new = self._add(kernel, raw, sha256, feature_schema, created_by, once)
+        except AlreadyMade as before:
+            return self._store.models.get(int(before.fields["made"])), False
+        return self._store.models.get(new), True
+
+    def _add(
+        self, kernel: str, raw: bytes, sha256: str, feature_schema: str, created_by: str | None,
+        once: Once | None,
+    ) -> int:  # fmt: skip
         definition = kernels.get(kernel)
         family = _checked(raw, sha256, feature_schema)
         if not self._lock.acquire(blocking=False):
@@ -85,11 +107,12 @@ class ModelUploads:
                 origin="uploaded",
                 created_by=created_by,
                 reason=judged.reason,
+                once=once,
             )
         finally:
             self._lock.release()
         log.info("model uploaded", model=new, promoted=judged.is_promoted, why=judged.reason)
-        return self._store.models.get(new)
+        return new
 
     def activate(self, model_id: int) -> ModelRecord:
         """Let a version answer again that was active before.

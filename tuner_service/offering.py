@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from rich.console import Console
+import structlog
 
 from recommender.hardware import HardwareProfile, load_profile
 from tuner_service import wiring
 from tuner_service.errors import InvalidRequest
 from tuner_service.hardware import HOST_NAMES
-from tuner_service.settings import is_address
+from tuner_service.log_lines import configure_logging
+from tuner_service.settings import is_address, load_settings
 from workers.devices import devices_of, gpu_devices
 from workers.errors import DeviceMissing
 from workers.offer import become_node, check_address, join_command
 
-err = Console(stderr=True)
-
-
+log = structlog.get_logger()
 VENDORS = {"cuda": "NVIDIA's", "rocm": "AMD's"}
 
 
@@ -33,7 +32,8 @@ def worker(address: str, *, offer: str, devices: int | None, node_ip: str | None
     cores = wiring.detected_host().cores
     devices = counted(hardware, there, devices)
     check_address(address)
-    err.print(f"offering {devices} x {hardware.name} to {address}", soft_wrap=True)
+    configure_logging(load_settings().log_level)
+    log.info("worker.offers", devices=devices, hardware=hardware.name, cluster=address)
     become_node(join_command(hardware, address, devices=devices, cpus=cores, node_ip=node_ip))
 
 

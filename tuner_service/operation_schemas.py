@@ -84,3 +84,10 @@ class RemovedOut(BaseModel):
     status: str
     cause: str = Field(description="first line of the failure; empty for OK ones")
     count: int
+
+
+class RemovedPage(BaseModel):
+    """Some counts of what was removed, by kernel, status and cause."""
+
+    items: list[RemovedOut]
+    next_cursor: str | None

@@ -78,7 +78,7 @@ def upload_model(settings: Settings, file: Path, kernel: str, devices: str) -> N
         raise InvalidRequest(message=f"{file}: cannot be read: {error.strerror}") from error
     sha256 = hashlib.sha256(raw).hexdigest()
     uploads = ModelUploads(wiring.open_store(settings))
-    found = uploads.add(kernel, raw, sha256=sha256, feature_schema=schema_of(devices))
+    found, _ = uploads.add(kernel, raw, sha256=sha256, feature_schema=schema_of(devices))
     show.print_models(out, [found])
 
 

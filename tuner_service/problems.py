@@ -160,6 +160,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
         403: "The key's role does not reach that far",
         404: "Unknown kernel, program, hardware, run or node",
         405: "Method not allowed",
+        408: "The body did not come in time",
         409: "Not possible in the present state",
         413: "Body too large",
         422: "The request cannot be understood",
@@ -167,11 +168,12 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
         500: "A fault of the service",
         503: "The database cannot be used right now, or too many requests wait",
     }
+    late = (408,) if 413 in statuses else ()  # who may send too much may send too slowly
     return {
         status: {
             "description": titles[status],
             "content": {MEDIA_TYPE: {"schema": {"$ref": f"{COMPONENTS}Problem"}}},
             **(RETRY_AFTER if status in (429, 503) else {}),
         }
-        for status in statuses
+        for status in (*statuses, *late)
     }

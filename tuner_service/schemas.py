@@ -277,6 +277,13 @@ class NodeOut(BaseModel):
     seen_at: datetime
 
 
+class NodePage(BaseModel):
+    """Some machines of the cluster, last joined first."""
+
+    items: list[NodeOut]
+    next_cursor: str | None
+
+
 class TrialOut(BaseModel):
     """A candidate of a run and what became of it."""
 
@@ -368,6 +375,13 @@ class HardwareOut(BaseModel):
     bandwidth_gb_per_s: float
 
 
+class HardwarePage(BaseModel):
+    """Some devices, the host of the service first."""
+
+    items: list[HardwareOut]
+    next_cursor: str | None
+
+
 KEY_NAME = r"^[^\x00-\x1f\x7f-\x9f]+$"  # tables and logs show it on a line
 
 
@@ -392,6 +406,13 @@ class KeyOut(BaseModel):
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
+
+
+class KeyPage(BaseModel):
+    """Some API keys, oldest first."""
+
+    items: list[KeyOut]
+    next_cursor: str | None
 
 
 class NewKeyOut(KeyOut):

@@ -69,6 +69,9 @@ class Settings(BaseSettings):
     rate_limit: str = RATE_LIMIT  # requests per API key, for each process of the service
     wrong_key_limit: str = WRONG_KEY_LIMIT  # unknown keys per client address, for each process
     max_in_flight: int = Field(128, ge=1)  # requests waiting for an answer; beyond: 503
+    header_timeout_s: float = Field(10.0, gt=0)  # for the whole header of a request: then 408
+    body_timeout_s: float = Field(30.0, gt=0)  # for its whole body
+    stop_grace_s: float = Field(20.0, ge=0, le=3600)  # for requests under way; then they get 503
     max_streams: int = Field(64, ge=1)  # of events at once, for each process; beyond: 503
     answer_processes: int | None = Field(None, ge=0, le=64)  # None: see answer_desk; 0: none
     access_log: Literal["all", "errors", "off"] = "errors"

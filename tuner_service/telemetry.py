@@ -51,7 +51,9 @@ class Telemetry:
                     headers.setdefault(name, value)
             await send(message)
 
-        with structlog.contextvars.bound_contextvars(request=identity), self._metrics.in_flight():
+        # Bound for as long as the request's task lasts: the server may have something to say too.
+        structlog.contextvars.bind_contextvars(request=identity)
+        with self._metrics.in_flight():
             try:
                 await self._app(scope, receive, answer)
             finally:

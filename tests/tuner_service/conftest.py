@@ -17,7 +17,7 @@ from tests import postgres
 from tests.tuner_service.table_measurer import HARDWARE, TOOLCHAIN
 from tilecore import kernels
 from tilecore.tile_config import digest
-from tuner_service.coordinator_main import configure_logging
+from tuner_service.log_lines import configure_logging
 from tuner_service.settings import Settings
 from tuner_service.wiring import detected_host
 

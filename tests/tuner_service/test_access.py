@@ -104,7 +104,7 @@ def test_roles(serve, bearer, store):
     problem(client.post(f"{url}:cancel", headers=read), 403, "SV921")
     assert client.post(f"{url}:cancel", headers=tune).status_code == 202
     problem(client.get("/v1/keys", headers=tune), 403, "SV921")
-    assert len(client.get("/v1/keys", headers=admin).json()) == 3
+    assert len(client.get("/v1/keys", headers=admin).json()["items"]) == 3
 
 
 def test_keys_by_rest(serve, bearer, store, monkeypatch):
@@ -115,7 +115,7 @@ def test_keys_by_rest(serve, bearer, store, monkeypatch):
     key = made.json()
     mine = {"Authorization": f"Bearer {key.pop('key')}"}
     assert client.get("/v1/tuning-runs", headers=mine).status_code == 200
-    assert client.get("/v1/keys", headers=admin).json()[1] == key
+    assert client.get("/v1/keys", headers=admin).json()["items"][1] == key
     revoked = client.post(f"/v1/keys/{key['prefix']}:revoke", headers=admin).json()
     assert revoked["revoked_at"]
     problem(client.get("/v1/tuning-runs", headers=mine), 401, "SV920")

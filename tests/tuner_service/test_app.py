@@ -282,7 +282,7 @@ def test_catalog_and_health(client, store):
     gemm = found["gemm"]
     assert [f["name"] for f in gemm["fields"] if f["required"]] == ["m", "n", "k"]
     assert client.get("/v1/kernels/gemm").json() == gemm
-    hardware = client.get("/v1/hardware").json()
+    hardware = client.get("/v1/hardware").json()["items"]
     assert hardware[0]["is_host"]
     assert client.get(f"/v1/hardware/{hardware[0]['key']}").json() == hardware[0]
     assert client.get("/healthz").json() == {"status": "ok"}
@@ -341,7 +341,7 @@ def test_a_whole_number_with_a_point_is_an_integer(client):
 
 
 def test_tuning_needs_a_device_that_is_here(client):
-    other = next(h for h in client.get("/v1/hardware").json() if not h["offers_tuning"])
+    other = next(h for h in client.get("/v1/hardware").json()["items"] if not h["offers_tuning"])
     body = GEMM | {"hardware": other["name"]}
     assert client.post("/v1/recommendations", json=body).status_code == 200
     problem(client.post("/v1/tuning-runs", json=body), 422, "SV906")

@@ -21,7 +21,7 @@ from tuner_service import wiring
 from tuner_service.access import COOKIE
 from tuner_service.app import create_app
 from tuner_service.coordinator import Coordinator
-from tuner_service.dashboard import runs, trials
+from tuner_service.dashboard import overview, runs, trials
 from tuner_service.jobs import Effort, submit
 from tuner_service.questions import understand
 from tuner_service.run_driver import Limits
@@ -171,6 +171,15 @@ def test_the_overview_of_a_filled_database(finished):
 
 
 @pytest.mark.few(1)
+def test_more_devices_than_a_page_shows_are_told_of(serve, monkeypatch):
+    client = serve()
+    assert "There are more" not in client.get("/dashboard").text
+    monkeypatch.setattr(overview, "MOST_DEVICES", 2)
+    text = client.get("/dashboard").text
+    assert "There are more: <code>GET /v1/hardware</code>" in text
+    assert text.count("best_per=workload") == 2
+
+
 def test_every_page_that_pages_lead_to_is_there(each_database):
     app = create_app(each_database.model_copy(update={"answer_processes": 0}))
     with TestClient(app, raise_server_exceptions=False) as client:

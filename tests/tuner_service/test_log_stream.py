@@ -17,7 +17,7 @@ ROOM = 1000
 FULL = Path("/dev/full")
 SPEAKER = f"""
 import logging, resource, structlog
-from tuner_service.coordinator_main import configure_logging
+from tuner_service.log_lines import configure_logging
 resource.setrlimit(resource.RLIMIT_FSIZE, ({ROOM}, resource.RLIM_INFINITY))
 configure_logging("info")
 for number in range(100):
@@ -47,7 +47,8 @@ def test_lines_without_room_are_counted_and_told_once_there_is_room(tmp_path):
     whole = sum(line.endswith("\n") for line in before)
     assert notice["lines"] == 200 - whole
     assert json.loads(lines[notices[0] + 1])["event"] == "room again"
-    assert lines[notices[0] + 2 :] == ["INFO ours the end"]
+    (last,) = [json.loads(line) for line in lines[notices[0] + 2 :]]
+    assert (last["logger"], last["event"]) == ("ours", "the end")
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")

@@ -11,6 +11,8 @@ import pytest
 import xgboost
 from fastapi.testclient import TestClient
 
+from db.errors import AlreadyMade
+from db.idempotency import Once
 from recommender.families import schema_of
 from recommender.features import SCHEMA
 from recommender.hardware import load_profile, profile_names
@@ -21,6 +23,7 @@ from tests.tuner_service.test_access import bearer  # noqa: F401
 from tests.tuner_service.test_app import GEMM, problem
 from tests.tuner_service.test_cli import cli  # noqa: F401
 from tilecore.kernels.attention import ATTENTION
+from tilecore.tile_config import digest
 from tuner_service.app import create_app
 from tuner_service.errors import ModelsBusy
 from tuner_service.model_uploads import ModelUploads
@@ -137,6 +140,29 @@ def test_a_model_that_nobody_can_judge_stays_a_candidate(client, good):
     assert "too few workloads" in made["reason"]
 
 
+def test_an_idempotency_key_stores_a_model_once(client, store, good, bad):
+    once = {"Idempotency-Key": "once"}
+    made = upload(client, good, headers=once)
+    again = upload(client, good, headers=once)
+    assert (made.status_code, again.status_code) == (201, 200)
+    assert made.json() == again.json()
+    problem(upload(client, bad, headers=once), 422, "DB807")
+    assert upload(client, good, headers={"Idempotency-Key": "twice"}).status_code == 201
+    assert len(store.models.list()) == 2
+
+
+def test_another_process_that_stores_a_model_first_is_believed(store, good):
+    """Both found nothing of the key, and looked at the model."""
+    given = {"sha256": hashlib.sha256(good).hexdigest(), "feature_schema": SCHEMA}
+    looking, others = ModelUploads(store), ModelUploads(store)
+    first, is_new = others.add("gemm", good, **given, idempotency_key="k")
+    assert is_new
+    once = Once("model", "k", digest(["gemm", given["sha256"], SCHEMA]))
+    with pytest.raises(AlreadyMade, match=f"model {first.id} was made"):
+        looking._add("gemm", good, given["sha256"], SCHEMA, None, once)
+    assert [m.id for m in store.models.list()] == [first.id]
+
+
 def test_only_administrators_upload(settings, store, good, bearer):  # noqa: F811
     changes = {"auth": "required", "max_model_bytes": len(good)}
     client = TestClient(create_app(settings.model_copy(update=changes), store))
@@ -202,7 +228,7 @@ def test_models_are_looked_at_one_by_one(store, good, measurements):
 
     def add():
         try:
-            outcomes.append(uploads.add("gemm", good, **given).state)
+            outcomes.append(uploads.add("gemm", good, **given)[0].state)
         except ModelsBusy as error:
             outcomes.append(error.code)
 

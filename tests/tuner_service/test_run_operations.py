@@ -175,14 +175,14 @@ def test_a_group_with_one_bad_workload_queues_nothing(client, store):
 def test_nodes(client, store):
     epoch, host = store.leader.acquire("me", 60), wiring.detected_host()
     store.nodes.join("n1", name="one", hardware=host, devices=2, epoch=epoch)
-    assert [n["key"] for n in client.get("/v1/nodes").json()] == ["n1"]
+    assert [n["key"] for n in client.get("/v1/nodes").json()["items"]] == ["n1"]
     assert client.post("/v1/nodes/n1:drain").json()["state"] == "draining"
     assert client.post("/v1/nodes/n1:undrain").json()["state"] == "active"
     problem(client.post("/v1/nodes/n2:drain"), 404, "DB813")
     store.nodes.see([], [], epoch)
     problem(client.post("/v1/nodes/n1:drain"), 409, "DB811")
-    assert client.get("/v1/nodes").json() == []
-    assert client.get("/v1/nodes?with_lost=true").json()[0]["state"] == "lost"
+    assert client.get("/v1/nodes").json()["items"] == []
+    assert client.get("/v1/nodes?with_lost=true").json()["items"][0]["state"] == "lost"
 
 
 # --- the command line -----------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from fastapi.responses import Response
 
 from recommender.measurement import MeasureStatus, Protocol
 from tilecore import kernels
+from tuner_service.dashboard.overview import MOST_DEVICES
 from tuner_service.dashboard.rendering import HOME, address, page
 from tuner_service.routes.catalog import list_hardware
 from tuner_service.routes.context import Cursor, Store
@@ -38,7 +39,7 @@ def log(
         request, "log.html",
         items=found.items, given=given,
         kernels=known if kernel is None or kernel in known else [kernel, *known],
-        devices=list_hardware(store),
+        devices=list_hardware(store, limit=MOST_DEVICES).items,
         statuses=[s.value for s in MeasureStatus],
         protocols=[p.value for p in Protocol],
         exports={text: address(EXPORT, asked, format=form) for form, text in FORMS.items()},

@@ -20,6 +20,7 @@ from tuner_service.routes.tuning_runs import list_tuning_runs
 
 router = APIRouter()
 SHOWN = 10  # runs of each kind
+MOST_DEVICES = 200
 
 
 @router.get("/")
@@ -37,12 +38,14 @@ def overview(request: Request, store: Store, metrics: AppMetrics) -> Response:
         for run in list_tuning_runs(store, state=state, limit=SHOWN).items  # type: ignore[arg-type]  # one of RunState
     ]
     latest = list_tuning_runs(store, limit=SHOWN).items
+    devices = list_hardware(store, limit=MOST_DEVICES)
     counts: Counts = metrics.counts()
     return page(
         request, "overview.html",
         open_runs=[(run, progress(run)) for run in open_runs],
         latest=latest,
-        devices=list_hardware(store),
+        devices=devices.items,
+        more_devices=devices.next_cursor is not None,
         measured=by_kernel(counts.measurements),
         runs=counts.runs,
         models=[m for m in list_models(store, limit=200).items if m.state == "active"],

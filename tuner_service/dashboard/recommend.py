@@ -19,6 +19,7 @@ from tilecore.errors import InvalidProblem, TileError, UnknownKernel
 from tilecore.kernels.definition import KernelDefinition
 from tuner_service.answering import work_out
 from tuner_service.dashboard.charts import Bar, bars
+from tuner_service.dashboard.overview import MOST_DEVICES
 from tuner_service.dashboard.rendering import HOME, page
 from tuner_service.dashboard.texts import micro
 from tuner_service.errors import TooManyThreads, http_status
@@ -51,7 +52,7 @@ def recommend(request: Request, store: Store, settings: AppSettings) -> Response
         request, "recommend.html", status,
         kernel=shown, given=given, prefix=FIELD, faults=faults, answer=answer,
         unplaced={n: text for n, text in faults.items() if n not in named},
-        kernels=kernels.KERNELS, devices=list_hardware(store),
+        kernels=kernels.KERNELS, devices=list_hardware(store, limit=MOST_DEVICES).items,
         drawn=[] if answer is None else [_terms(r.terms_us) for r in answer.recommendations],
     )  # fmt: skip
 

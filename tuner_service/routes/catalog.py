@@ -13,8 +13,8 @@ from tilecore.kernels.definition import KernelDefinition
 from tuner_service.hardware import all_hardware, find_hardware
 from tuner_service.jobs import is_offered
 from tuner_service.problems import documented
-from tuner_service.routes.context import Store
-from tuner_service.schemas import HardwareOut, KernelOut
+from tuner_service.routes.context import Cursor, Limit, Store, part_of
+from tuner_service.schemas import HardwareOut, HardwarePage, KernelOut
 from tuner_service.wiring import detected_host
 
 router = APIRouter(tags=["catalog"])
@@ -33,10 +33,11 @@ def get_kernel(name: Annotated[str, Path(max_length=64)]) -> KernelOut:
     return _kernel(kernels.get(name))
 
 
-@router.get("/hardware")
-def list_hardware(store: Store) -> list[HardwareOut]:
-    """Return the known devices, the host of the service first."""
-    return [_hardware(store, profile) for profile in all_hardware(store)]
+@router.get("/hardware", responses=documented(422))
+def list_hardware(store: Store, limit: Limit = 50, cursor: Cursor = None) -> HardwarePage:
+    """Return known devices, the host of the service first."""
+    found, more = part_of("hardware", limit, cursor, all_hardware(store), lambda p: p.key)
+    return HardwarePage(items=[_hardware(store, p) for p in found], next_cursor=more)
 
 
 @router.get("/hardware/{name}", responses=documented(404))

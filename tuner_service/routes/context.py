@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Protocol, TypeVar
@@ -107,6 +108,7 @@ class Numbered(Protocol):
 
 
 Item = TypeVar("Item", bound=Numbered)
+Part = TypeVar("Part")
 
 
 def page_of(
@@ -127,6 +129,31 @@ def page_of(
     found = find(limit + 1, int(key[0]) if key else None)
     more = encode_cursor(query, [found[limit - 1].id]) if len(found) > limit else None
     return found[:limit], more
+
+
+def part_of(
+    query: str, limit: int, cursor: str | None, items: Sequence[Part], name: Callable[[Part], str]
+) -> tuple[Sequence[Part], str | None]:
+    """Return a page of what is at hand as a whole, and the cursor of the next one if there is one.
+
+    A cursor names the last item of its page: items that come before it meanwhile move nothing.
+
+    Raises:
+        InvalidCursor: the cursor is damaged, of another query, or its item is gone (SV908).
+    """
+    key, start = decode_cursor(query, cursor, 1), 0
+    if key is not None:
+        numbers = [_number(name(item)) for item in items]
+        if key[0] not in numbers:
+            raise InvalidCursor(found=str(cursor)[:40])
+        start = numbers.index(int(key[0])) + 1
+    found = items[start : start + limit]
+    is_last = start + limit >= len(items)
+    return found, None if is_last else encode_cursor(query, [_number(name(found[-1]))])
+
+
+def _number(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6])
 
 
 def encode_cursor(query: str, key: list[float]) -> str:

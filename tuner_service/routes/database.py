@@ -5,9 +5,14 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from db.records import RetentionPolicy
-from tuner_service.operation_schemas import CompactionOut, CompactionRequest, RemovedOut
+from tuner_service.operation_schemas import (
+    CompactionOut,
+    CompactionRequest,
+    RemovedOut,
+    RemovedPage,
+)
 from tuner_service.problems import documented
-from tuner_service.routes.context import Sender, Store
+from tuner_service.routes.context import Cursor, Limit, Sender, Store, part_of
 
 router = APIRouter(prefix="/database", tags=["database"])
 
@@ -44,10 +49,13 @@ def compact(request: CompactionRequest, store: Store, sender: Sender) -> Compact
     )
 
 
-@router.get("/removed")
-def list_removed(store: Store) -> list[RemovedOut]:
+@router.get("/removed", responses=documented(422))
+def list_removed(store: Store, limit: Limit = 50, cursor: Cursor = None) -> RemovedPage:
     """Return how many measurements were ever removed, by kernel, status and cause."""
-    return [
+    counts = sorted(store.retention.counts().items())
+    found, more = part_of("removed", limit, cursor, counts, lambda one: repr(one[0]))
+    items = [
         RemovedOut(kernel=kernel, status=status, cause=cause, count=count)
-        for (kernel, status, cause), count in sorted(store.retention.counts().items())
+        for (kernel, status, cause), count in found
     ]
+    return RemovedPage(items=items, next_cursor=more)

@@ -7,27 +7,40 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
 
+from db.idempotency import Once
 from db.records import KeyRecord
+from tilecore.tile_config import digest
 from tuner_service.problems import documented
-from tuner_service.routes.context import Store
-from tuner_service.schemas import KeyOut, KeyRequest, NewKeyOut
+from tuner_service.routes.context import Cursor, IdempotencyKey, Limit, Store, page_of
+from tuner_service.schemas import KeyOut, KeyPage, KeyRequest, NewKeyOut
 
 router = APIRouter(prefix="/keys", tags=["keys"])
 Prefix = Annotated[str, Path(max_length=16)]
 
 
-@router.get("")
-def list_keys(store: Store) -> list[KeyOut]:
-    """Return all keys, oldest first, without their secrets."""
-    return [_to_wire(key) for key in store.keys.list()]
+@router.get("", responses=documented(422))
+def list_keys(store: Store, limit: Limit = 50, cursor: Cursor = None) -> KeyPage:
+    """Return keys, oldest first, without their secrets."""
+    found, more = page_of(
+        "keys", limit, cursor, lambda count, last: store.keys.list(limit=count, after=last)
+    )
+    return KeyPage(items=[_to_wire(key) for key in found], next_cursor=more)
 
 
-@router.post("", status_code=201, responses=documented(413, 422))
-def create_key(request: KeyRequest, response: Response, store: Store) -> NewKeyOut:
-    """Make a key. The answer is the only one that ever tells it."""
+@router.post("", status_code=201, responses=documented(409, 413, 422))
+def create_key(
+    request: KeyRequest, response: Response, store: Store, idempotency_key: IdempotencyKey = None
+) -> NewKeyOut:
+    """Make a key. The answer is the only one that ever tells it.
+
+    An Idempotency-Key that comes again is refused with the prefix of the key that it made.
+    """
+    once = None
+    if idempotency_key is not None:
+        once = Once("API key", idempotency_key, digest(request.model_dump(mode="json")))
     lifetime = request.expires_in_days
     expires_at = None if lifetime is None else datetime.now(UTC) + timedelta(days=lifetime)
-    record, secret = store.keys.create(request.name, request.role, expires_at=expires_at)
+    record, secret = store.keys.create(request.name, request.role, expires_at=expires_at, once=once)
     response.headers["Cache-Control"] = "no-store"
     return NewKeyOut(key=secret, **_to_wire(record).model_dump())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from db.records import ModelRecord
@@ -14,6 +14,7 @@ from tuner_service.problems import documented
 from tuner_service.routes.context import (
     AppModels,
     Cursor,
+    IdempotencyKey,
     Limit,
     Sender,
     Store,
@@ -51,7 +52,15 @@ def list_models(
     return ModelPage(items=[_to_wire(m) for m in found], next_cursor=more)
 
 
-@router.post("", status_code=201, responses=documented(404, 413), openapi_extra=FILE)
+@router.post(
+    "",
+    status_code=201,
+    responses={
+        200: {"model": ModelOut, "description": "The key came before"},
+        **documented(404, 413),
+    },
+    openapi_extra=FILE,
+)
 async def upload_model(
     models: AppModels,
     sender: Sender,
@@ -59,16 +68,20 @@ async def upload_model(
     sha256: Annotated[str, Query(pattern="^[0-9a-fA-F]{64}$", description="of the file")],
     feature_schema: Annotated[str, Query(max_length=64, description="of its features")],
     raw: Annotated[bytes, Depends(_body)],
+    response: Response,
+    idempotency_key: IdempotencyKey = None,
 ) -> ModelOut:
     """Store a model of XGBoost (UBJ or JSON, never a pickle).
 
     It answers from now on if, on what was measured, its first choice is better than that of the
     analytic model, of the nearest lookup and of the incumbent; else it stays a candidate.
     """
-    found = await run_in_threadpool(
+    found, is_new = await run_in_threadpool(
         models.add, kernel, raw, sha256=sha256, feature_schema=feature_schema,
-        created_by=sender.key_name,
+        created_by=sender.key_name, idempotency_key=idempotency_key,
     )  # fmt: skip
+    if not is_new:
+        response.status_code = 200
     return _to_wire(found)
 
 

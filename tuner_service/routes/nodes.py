@@ -8,17 +8,23 @@ from fastapi import APIRouter, Path
 
 from db.records import NodeRecord
 from tuner_service.problems import documented
-from tuner_service.routes.context import Store
-from tuner_service.schemas import NodeOut
+from tuner_service.routes.context import Cursor, Limit, Store, page_of
+from tuner_service.schemas import NodeOut, NodePage
 
 router = APIRouter(prefix="/nodes", tags=["nodes"])
 NodeKey = Annotated[str, Path(max_length=64)]
 
 
-@router.get("")
-def list_nodes(store: Store, with_lost: bool = False) -> list[NodeOut]:
-    """Return the machines of the cluster as its leader last saw them, last joined first."""
-    return [_to_wire(node) for node in store.nodes.list(with_lost=with_lost)]
+@router.get("", responses=documented(422))
+def list_nodes(
+    store: Store, with_lost: bool = False, limit: Limit = 50, cursor: Cursor = None
+) -> NodePage:
+    """Return machines of the cluster as its leader last saw them, last joined first."""
+    found, more = page_of(
+        f"nodes:{with_lost}", limit, cursor,
+        lambda count, last: store.nodes.list(with_lost=with_lost, limit=count, before=last),
+    )  # fmt: skip
+    return NodePage(items=[_to_wire(node) for node in found], next_cursor=more)
 
 
 @router.post("/{node_key:name}:drain", status_code=202, responses=documented(404, 409))

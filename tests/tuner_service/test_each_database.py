@@ -1,0 +1,192 @@
+"""What the REST service answers on SQLite and on PostgreSQL, and what many at once do to it."""
+
+import hashlib
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from fastapi.testclient import TestClient
+
+from recommender.hardware import HardwareProfile
+from tests.tuner_service.serving import served
+from tests.tuner_service.test_app import GEMM, coordinate, problem
+from tuner_service import wiring
+from tuner_service.app import create_app
+from tuner_service.hardware import all_hardware
+from tuner_service.routes.context import encode_cursor
+
+AT_ONCE = 16
+RUN = GEMM | {"max_trials": 4}
+
+
+@pytest.fixture
+def app(each_database):
+    changes = {"answer_processes": 0, "access_log": "off", "database_timeout_s": 30.0}
+    return create_app(each_database.model_copy(update=changes))
+
+
+@pytest.fixture
+def client(app):
+    with TestClient(app, raise_server_exceptions=False) as client:
+        yield client
+
+
+def shape(m, **changes):
+    return RUN | {"problem": GEMM["problem"] | {"m": m}} | changes
+
+
+def pages(client, address, limit):
+    """Return the items of all pages of a list."""
+    found, cursor = [], ""
+    while True:
+        page = client.get(f"{address}limit={limit}{cursor}").json()
+        assert len(page["items"]) <= limit
+        found += page["items"]
+        if page["next_cursor"] is None:
+            return found
+        cursor = f"&cursor={page['next_cursor']}"
+
+
+def test_runs_log_and_best(client, app):
+    store = app.state.store
+    made = client.post("/v1/tuning-runs", json=RUN, headers={"Idempotency-Key": "one"})
+    assert (made.status_code, made.json()["state"]) == (202, "QUEUED")
+    again = client.post("/v1/tuning-runs", json=RUN, headers={"Idempotency-Key": "one"})
+    assert (again.status_code, again.json()["id"]) == (200, made.json()["id"])
+    problem(
+        client.post("/v1/tuning-runs", json=shape(32), headers={"Idempotency-Key": "one"}),
+        422, "DB807",
+    )  # fmt: skip
+    group = {"runs": [shape(128, priority=20), shape(256)]}
+    queued = client.post("/v1/tuning-runs:batch", json=group).json()
+    url = made.headers["location"]
+    assert client.post(f"{url}:pause").json()["state"] == "PAUSED"
+    assert client.post(f"{url}:resume").json()["state"] == "QUEUED"
+    assert client.patch(url, json={"priority": 30}).json()["priority"] == 30
+    coordinate(store)
+    run = client.get(url).json()
+    assert run["state"] == "SUCCEEDED", run
+    trials = pages(client, f"{url}/trials?", 3)
+    assert [t["sequence"] for t in trials] == list(range(sum(run["trials"].values())))
+    assert client.get(f"{url}/result").json()["is_final"]
+    events = client.get(f"{url}/events").text
+    assert "event: queued" in events
+    assert "event: succeeded" in events
+    assert client.post(f"{url}:extend", json={"trials": 2}).status_code == 202
+    assert client.post(f"{url}:cancel").json()["state"] == "CANCELLED"
+    runs = pages(client, "/v1/tuning-runs?", 1)
+    assert [r["workload"]["problem"]["m"] for r in runs] == [256, 128, 64]
+    assert {r["group"] for r in runs[:2]} == {queued["id"]}
+    log = pages(client, "/v1/measurements?", 7)
+    assert len(log) == store.count_measurements() == len({m["id"] for m in log})
+    times = [m["latency_us"] for m in pages(client, "/v1/measurements?m=64&best=true&", 2)]
+    assert times == sorted(times)
+    winners = client.get("/v1/measurements?best_per=workload").json()["items"]
+    assert {w["problem"]["m"] for w in winners} == {64, 128, 256}
+    near = client.get(
+        "/v1/measurements?kernel=gemm&near=m=120,n=64,k=64&best_per=workload&near_count=2"
+    ).json()["items"]
+    assert [n["problem"]["m"] for n in near] == [128, 64]
+    exported = client.get("/v1/measurements/export?format=csv").text
+    assert len(exported.splitlines()) == 1 + len(log)
+    best = client.post("/v1/recommendations", json=GEMM).json()["recommendations"][0]
+    assert best["source"] == "measured"
+    assert client.get("/readyz").json()["status"] == "ready"
+
+
+def test_keys_and_nodes(client, app):
+    store = app.state.store
+    made = client.post("/v1/keys", json={"name": "ci", "role": "tune", "expires_in_days": 1}).json()
+    mine = {"Authorization": f"Bearer {made['key']}"}
+    problem(client.post("/v1/keys", json={"name": "x"}, headers=mine), 403, "SV921")
+    for name in "ab":
+        client.post("/v1/keys", json={"name": name})
+    assert [key["name"] for key in pages(client, "/v1/keys?", 2)] == ["ci", "a", "b"]
+    assert client.post(f"/v1/keys/{made['prefix']}:revoke").json()["revoked_at"]
+    epoch, host = store.leader.acquire("me", 60), wiring.detected_host()
+    for number in range(3):
+        store.nodes.join(f"n{number}", name="one", hardware=host, devices=2, epoch=epoch)
+    assert [n["key"] for n in pages(client, "/v1/nodes?", 2)] == ["n2", "n1", "n0"]
+    assert client.post("/v1/nodes/n1:drain").json()["state"] == "draining"
+    assert 'state="draining"} 2.0' in client.get("/metrics").text
+    store.nodes.see(["n0", "n2"], [], epoch)
+    assert [n["key"] for n in pages(client, "/v1/nodes?", 2)] == ["n2", "n0"]
+    problem(client.post("/v1/nodes/n1:drain"), 409, "DB811")
+    devices = pages(client, "/v1/hardware?", 4)
+    assert devices[0]["is_host"]
+    assert len({d["key"] for d in devices}) == len(devices) > 8
+
+
+def send_at_once(app, path, bodies, key):
+    """Send requests with one key at the same moment; return the answers."""
+    gate = threading.Barrier(len(bodies))
+
+    def send(address, body):
+        with httpx.Client(base_url=address, timeout=60) as client:
+            client.get("/healthz")  # connected
+            gate.wait(30)
+            return client.post(path, json=body, headers={"Idempotency-Key": key})
+
+    with served(app) as address, ThreadPoolExecutor(len(bodies)) as pool:
+        return list(pool.map(send, [address] * len(bodies), bodies))
+
+
+def test_one_key_sent_often_at_once_makes_one_run(app):
+    answers = send_at_once(app, "/v1/tuning-runs", [RUN] * AT_ONCE, "one")
+    assert Counter(a.status_code for a in answers) == {202: 1, 200: AT_ONCE - 1}
+    assert len({a.json()["id"] for a in answers}) == 1
+    (run,) = app.state.store.runs.list()
+    assert run.public_id == answers[0].json()["id"]
+
+
+def test_one_key_sent_at_once_with_other_bodies_makes_the_first_run(app):
+    bodies = [shape(16 * (1 + i)) for i in range(AT_ONCE)]
+    answers = send_at_once(app, "/v1/tuning-runs", bodies, "other")
+    assert Counter(a.status_code for a in answers) == {202: 1, 422: AT_ONCE - 1}
+    for answer in answers:
+        if answer.status_code == 422:
+            problem(answer, 422, "DB807")
+    (run,) = app.state.store.runs.list()
+    (won,) = [a.json() for a in answers if a.status_code == 202]
+    assert (run.public_id, run.workload.as_dict()) == (won["id"], won["workload"])
+
+
+def test_one_key_sent_often_at_once_makes_one_api_key_and_tells_it_once(app):
+    body = {"name": "ci", "role": "tune"}
+    answers = send_at_once(app, "/v1/keys", [body] * AT_ONCE, "one")
+    assert Counter(a.status_code for a in answers) == {201: 1, 409: AT_ONCE - 1}
+    (key,) = app.state.store.keys.list()
+    (made,) = [a.json() for a in answers if a.status_code == 201]
+    assert app.state.store.keys.find(made["key"]) == key
+    for answer in answers:
+        if answer.status_code == 409:
+            assert key.prefix in problem(answer, 409, "DB830")["detail"]
+            secret = made["key"].removeprefix(key.prefix)
+            assert secret not in answer.text
+            assert hashlib.sha256(made["key"].encode()).hexdigest() not in answer.text
+    with TestClient(app, raise_server_exceptions=False) as client:
+        headers = {"Idempotency-Key": "one"}
+        other = client.post("/v1/keys", json=body | {"role": "read"}, headers=headers)
+        problem(other, 422, "DB807")
+        anew = client.post("/v1/keys", json=body, headers={"Idempotency-Key": "two"})
+        assert anew.status_code == 201
+        assert client.post("/v1/keys", json=body).status_code == 201
+        # the keys of requests of another kind are others
+        assert client.post("/v1/tuning-runs", json=RUN, headers=headers).status_code == 202
+
+
+def test_a_cursor_goes_on_where_its_item_is_and_not_where_it_was(client, app):
+    first = client.get("/v1/hardware?limit=5").json()
+    store = app.state.store
+    host = wiring.detected_host().as_dict()
+    store.save_hardware(HardwareProfile(**{**host, "name": "A new CPU"}))  # comes before the rest
+    rest = pages(client, f"/v1/hardware?cursor={first['next_cursor']}&", 50)
+    names = [d["name"] for d in (*first["items"], *rest)]
+    assert len(set(names)) == len(names) == len(all_hardware(store)) - 1
+    for path in ("/v1/hardware", "/v1/keys", "/v1/nodes", "/v1/database/removed"):
+        problem(client.get(f"{path}?cursor={encode_cursor('runs', [1])}"), 422, "SV908")
+        problem(client.get(f"{path}?limit=201"), 422, "SV901")
+    gone = encode_cursor("hardware", [1])
+    problem(client.get(f"/v1/hardware?cursor={gone}"), 422, "SV908")
