@@ -118,7 +118,7 @@ def cases() -> dict[str, tuple[Function, tuple[Any, ...]]]:
         "sum of rows of a product of elements 4096x1024": (
             lambda x, y: (x * y).sum(0), (rows, r(4096, 1024))
         ),
-        **channels(), **vectors(),
+        **channels(), **vectors(), **losses(),
         "linear + gelu 512x1024x1024": (
             lambda x, w, b: F.gelu(F.linear(x, w, b)), (r(512, 1024), w, r(1024))
         ),
@@ -198,6 +198,22 @@ def vectors() -> dict[str, tuple[Function, tuple[Any, ...]]]:
         ),
         f"norm of all vectors {size}": (lambda x: x.norm(), (x,)),
     }  # fmt: skip
+
+
+def losses() -> dict[str, tuple[Function, tuple[Any, ...]]]:
+    """Return losses of elements and of classes."""
+    x, y = torch.randn(4096, 768), torch.randn(4096, 768)
+    found: dict[str, tuple[Function, tuple[Any, ...]]] = {
+        f"{name} loss 4096x768": (loss, (x, y))
+        for name, loss in (("mse", F.mse_loss), ("huber", F.huber_loss))
+    }
+    for dtype in torch.float32, torch.bfloat16:
+        for rows, classes in (512, 32000), (64, 128256), (4096, 1000):
+            name = str(dtype).removeprefix("torch.")
+            logits = (3 * torch.randn(rows, classes)).to(dtype)
+            wanted = torch.randint(0, classes, (rows,))
+            found[f"cross entropy {name} {rows}x{classes}"] = (F.cross_entropy, (logits, wanted))
+    return found
 
 
 def experts(kind: str, dtype: torch.dtype) -> dict[str, tuple[Function, tuple[Any, ...]]]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from recommender.cpu_choices import Tiling
 from recommender.cpu_terms import CoreTerms, fma_slot_s
-from recommender.factored import any_holds, may_hold
+from recommender.factored import may_hold
 from recommender.few_rows_model import (
     DEFAULT_FEW_ROWS_CONSTANTS,
     FewRowsConstants,
@@ -104,8 +104,9 @@ def core_terms(
     once = np.where(t.is_b_hoisted, 1.0, 0.0)
     pack_b_s = b_bytes * (slot_s / c.b_pack_bytes_per_slot)
     own_s = pack_b_s * own
-    if any_holds(t.has_few_rows):  # B comes from memory for packing as well, not in place alone
-        own_s = own_s + np.where(own > 0, read_s(b_bytes, hardware, c.few_rows), 0.0)
+    if may_hold(t.has_few_rows):  # B comes from memory for packing as well, not in place alone
+        reads = t.has_few_rows & (own > 0)
+        own_s = own_s + np.where(reads, read_s(b_bytes, hardware, c.few_rows), 0.0)
     sum_size = float(site.accum_dtype.itemsize)
     c_tile = t.block_m * t.block_n * sum_size
     c_far = np.where(c_tile > hardware.l2_bytes / 2, 2 * t.steps, 2.0)

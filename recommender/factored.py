@@ -215,13 +215,8 @@ class Factored(NDArrayOperatorsMixin):
 
 def may_hold(mask: Any) -> bool:
     """Return whether a condition may hold for a config; False only where it holds for none."""
-    return type(mask) is Noted or any_holds(mask)
-
-
-def any_holds(mask: Any) -> bool:
-    """Return whether a condition holds for a config, where that concerns all of them."""
     if type(mask) is Noted:
-        return bool(mask)
+        return True
     return bool(np.count_nonzero(mask.values if type(mask) is Factored else mask))
 
 

@@ -10,12 +10,15 @@ may fill one store.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
 import json
+import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -30,6 +33,7 @@ MANIFEST, LIBRARY, PROGRAM = "manifest.json", "kernel.so", "program.txt"
 CUBIN, CUDA_TEXT = "kernel.cubin", "kernel.cu"
 ROCM, LINKED, ASSEMBLY = "rocm", "linked", "kernel.s"
 DEFAULT_LIMIT_BYTES = 2 << 30
+STAGING, ABANDONED_S, IN_USE_S = ".staging-", 24 * 3600.0, 60.0
 # Programs have digests of their own; the rest of these cannot change generated code.
 UNRELATED = (
     "interpreter.py", "interpreter_memory.py", "interpreter_threads.py",
@@ -226,10 +230,13 @@ class ArtifactStore:
         if not path.is_dir():
             return None
         try:
-            return Artifact.open(path)
+            found = Artifact.open(path)
         except ArtifactError:
             shutil.rmtree(path, ignore_errors=True)
             return None
+        with contextlib.suppress(OSError):  # a store that others own
+            os.utime(path)
+        return found
 
     def put(
         self,
@@ -241,7 +248,7 @@ class ArtifactStore:
         """Store an artifact; ``write_library`` creates its library at a given path."""
         path = self._path(manifest.key)
         path.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=".staging-", dir=path.parent))
+        staging = Path(tempfile.mkdtemp(prefix=STAGING, dir=path.parent))
         try:
             write_library(staging / manifest.library)
             if text:
@@ -261,16 +268,25 @@ class ArtifactStore:
         return Artifact.open(path)
 
     def trim(self) -> int:
-        """Remove the oldest artifacts until the store is within its limit; return bytes removed."""
-        entries = []
-        for path in self.root.glob("??/*"):
-            if path.is_dir() and not path.name.startswith(".staging-"):
-                size = sum(f.stat().st_size for f in path.iterdir())
-                entries.append((path.stat().st_mtime, size, path))
+        """Remove what was not used for longest until the store is within its limit; return bytes.
+
+        What was used in the last minute stays: somebody is about to load it. What a process that
+        was killed had begun goes as well. Other processes may put, get and trim meanwhile.
+        """
+        entries, now = [], time.time()
+        for shard in _files(self.root):
+            for entry in _files(shard.path):
+                with contextlib.suppress(OSError):  # another process removes it
+                    used = entry.stat().st_mtime
+                    if not entry.name.startswith(STAGING):
+                        size = sum(file.stat().st_size for file in _files(entry.path))
+                        entries.append((used, size, entry.path))
+                    elif now - used > ABANDONED_S:
+                        shutil.rmtree(entry.path, ignore_errors=True)
         excess = sum(size for _, size, _ in entries) - self.limit_bytes
         removed = 0
-        for _, size, path in sorted(entries):
-            if removed >= excess:
+        for used, size, path in sorted(entries):
+            if removed >= excess or now - used < IN_USE_S:
                 break
             shutil.rmtree(path, ignore_errors=True)
             removed += size
@@ -278,3 +294,12 @@ class ArtifactStore:
 
     def _path(self, key: str) -> Path:
         return self.root / key[:2] / key
+
+
+def _files(folder: str | Path) -> list[os.DirEntry[str]]:
+    """Return what is in a folder; nothing where it is none, or another process removed it."""
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except OSError:
+        return []

@@ -228,7 +228,12 @@ def print_runs(console: Console, runs: Sequence[tuple[RunRecord, Mapping[str, in
             "" if latency is None else f"{latency:,.1f}",
             f"{run.created_at:%Y-%m-%d\n%H:%M} {by}",
         )
-    console.print(table)
+    _print_rows(console, table, "no tuning run is like that")
+
+
+def _print_rows(console: Console, table: Table, nothing: str) -> None:
+    """Print a table, or a sentence in place of one without rows."""
+    console.print(table if table.row_count else nothing)
 
 
 def _run_cells(run: RunRecord, counts: Mapping[str, int]) -> tuple[str, str]:
@@ -261,7 +266,7 @@ def print_keys(console: Console, keys: Sequence[KeyRecord], now: datetime) -> No
             "never" if key.expires_at is None else f"{key.expires_at:%Y-%m-%d}",
             expired if key.revoked_at is None else f"revoked {key.revoked_at:%Y-%m-%d}",
         )
-    console.print(table)
+    _print_rows(console, table, "there are no API keys")
 
 
 class GroupProgress:
@@ -325,7 +330,7 @@ def print_models(console: Console, models: Sequence[ModelRecord]) -> None:
     for m in models:
         made, by = f"{m.created_at:%Y-%m-%d}", escape(m.created_by or "")
         table.add_row(str(m.id), m.kernel, m.family, m.state, m.origin, made, by, m.reason or "")
-    console.print(table)
+    _print_rows(console, table, "no cost model is like that")
 
 
 def print_compaction(console: Console, done: CompactionReport) -> None:
@@ -358,7 +363,7 @@ def print_nodes(console: Console, nodes: Sequence[NodeRecord], *, in_full: bool 
         devices, hardware = str(node.devices), node.hardware.name
         key = node.key if in_full else node.key[:digits]
         table.add_row(key, node.name, node.state, hardware, devices, seen, node.detail)
-    console.print(table)
+    _print_rows(console, table, "no machine has joined yet")
 
 
 def print_measurements(console: Console, records: Sequence[MeasurementRecord]) -> None:
@@ -377,7 +382,7 @@ def print_measurements(console: Console, records: Sequence[MeasurementRecord]) -
             "" if m.time_s is None else f"{m.time_s * 1e6:,.1f}",
             "" if m.reference_time_s is None else f"{m.reference_time_s * 1e6:,.1f}",
         )
-    console.print(table)
+    _print_rows(console, table, "no measurement in the tuning log is like that")
 
 
 def workload_text(kernel: str, problem: Mapping[str, Any]) -> str:

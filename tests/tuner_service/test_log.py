@@ -179,6 +179,22 @@ def test_the_command_line_writes_files(tilecore, tmp_path):
     assert (status, out.count("confirm")) == (0, 3)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("log", "--kernel", "nope"), "no measurement in the tuning log"),
+        (("runs", "--created-by", "nobody"), "no tuning run"),
+        (("keys", "list"), "no API keys"),
+        (("model", "list"), "no cost model"),
+        (("node", "list"), "no machine has joined"),
+    ],
+)
+def test_a_list_of_nothing_says_so(tilecore, arguments, said):
+    status, out, err = tilecore(*arguments)
+    assert (status, err) == (0, "")
+    assert said in out
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("arguments", "told"),

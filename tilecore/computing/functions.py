@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from tilecore.computing import calls, composites, graph, norms, views
+from tilecore.computing import calls, composites, graph, losses, norms, views
 from tilecore.computing.extents import Extent
 from tilecore.computing.graph import FLOATS, INTEGER, Node, need_floats, pointwise
 from tilecore.computing.reductions import reduced
@@ -443,14 +443,15 @@ def _as(dtype: str) -> Function:
 # Functions of tensors of any element type, and those of truth.
 OF_ALL = (
     "transpose", "t", "permute", "reshape", "unsqueeze", "squeeze", "flatten", "chunk", "split",
-    "contiguous", "clone", "detach", "cat", "stack", "grouped_mm", *views.ALWAYS, *views.MAYBE,
+    "contiguous", "clone", "detach", "cat", "stack", "grouped_mm", "cross_entropy",
+    *views.ALWAYS, *views.MAYBE,
 )  # fmt: skip
 OF_TRUTH = (
     "where", "masked_fill", "scaled_dot_product_attention", "float", "half", "bfloat16",
     *(f"logical_{op}" for op in LOGIC),
 )  # fmt: skip
 FUNCTIONS: Mapping[str, Function] = MappingProxyType({
-    **composites.FUNCTIONS, **norms.FUNCTIONS,
+    **composites.FUNCTIONS, **norms.FUNCTIONS, **losses.FUNCTIONS,
     **{op: _unary(op) for op in UNARY},
     **{op: _binary(op) for op in BINARY},
     "add": _sum("add"), "sub": _sum("sub"),

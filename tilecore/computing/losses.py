@@ -1,0 +1,164 @@
+"""Losses: how far results are from what was wanted, by element or by row.
+
+No whole tensor is stored for them: differences are computed as they are added up, and of the
+logarithms of a softmax only that of the wanted class is. Signatures are torch's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Any
+
+from tilecore.computing import calls
+from tilecore.computing.composites import logsumexp, softplus
+from tilecore.computing.graph import FLOATS, Node, cast, pointwise, reshaped
+from tilecore.computing.reductions import reduced
+from tilecore.errors import SourceSpan
+
+REDUCTIONS = ("none", "mean", "sum")
+
+
+def mse_loss(
+    span: SourceSpan, input: Node, target: Node, size_average: Any = None, reduce: Any = None,
+    reduction: str = "mean", weight: Any = None,
+) -> Any:  # fmt: skip
+    """Return the squares of differences, or their mean or sum."""
+    if not _are_alike(input, target, reduction, size_average, reduce, weight):
+        named = {"reduction": reduction} | ({} if weight is None else {"weight": weight})
+        return _by_torch("mse_loss", span, input, target, size_average, reduce, **named)
+    apart = pointwise("sub", input, target, span=span)
+    return _together(pointwise("mul", apart, apart, span=span), reduction, span)
+
+
+def l1_loss(
+    span: SourceSpan, input: Node, target: Node, size_average: Any = None, reduce: Any = None,
+    reduction: str = "mean", weight: Any = None,
+) -> Any:  # fmt: skip
+    """Return the magnitudes of differences, or their mean or sum."""
+    if not _are_alike(input, target, reduction, size_average, reduce, weight):
+        named = {"reduction": reduction} | ({} if weight is None else {"weight": weight})
+        return _by_torch("l1_loss", span, input, target, size_average, reduce, **named)
+    return _together(_distance(input, target, span), reduction, span)
+
+
+def smooth_l1_loss(
+    span: SourceSpan, input: Node, target: Node, size_average: Any = None, reduce: Any = None,
+    reduction: str = "mean", beta: float = 1.0,
+) -> Any:  # fmt: skip
+    """Return magnitudes, below ``beta`` squares, that meet there; or their mean or sum."""
+    if not _are_alike(input, target, reduction, size_average, reduce) or not beta > 0:
+        given = (input, target, size_average, reduce, reduction, beta)
+        return _by_torch("smooth_l1_loss", span, *given)
+    bent = _bent(_distance(input, target, span), float(beta), span)
+    return _together(pointwise("mul", bent, 1.0 / beta, span=span), reduction, span)
+
+
+def huber_loss(
+    span: SourceSpan, input: Node, target: Node, reduction: str = "mean", delta: float = 1.0,
+    weight: Any = None,
+) -> Any:  # fmt: skip
+    """Return ``smooth_l1_loss`` times ``delta``."""
+    if not _are_alike(input, target, reduction, weight) or not delta > 0:
+        named = {} if weight is None else {"weight": weight}
+        return _by_torch("huber_loss", span, input, target, reduction, delta, **named)
+    bent = _bent(_distance(input, target, span), float(delta), span)
+    return _together(bent, reduction, span)
+
+
+def binary_cross_entropy_with_logits(
+    span: SourceSpan, input: Node, target: Node, weight: Any = None, size_average: Any = None,
+    reduce: Any = None, reduction: str = "mean", pos_weight: Any = None,
+) -> Any:  # fmt: skip
+    """Return how unlikely the wanted shares of one of two classes are, by the logits of it."""
+    if not _are_alike(input, target, reduction, weight, size_average, reduce, pos_weight):
+        given = (input, target, weight, size_average, reduce, reduction, pos_weight)
+        return _by_torch("binary_cross_entropy_with_logits", span, *given)
+    wanted = pointwise("mul", input, target, span=span)
+    found = pointwise("sub", softplus(span, input), wanted, span=span)
+    return _together(found, reduction, span)
+
+
+def cross_entropy(
+    span: SourceSpan, input: Node, target: Any, weight: Any = None, size_average: Any = None,
+    ignore_index: int = -100, reduce: Any = None, reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Any:  # fmt: skip
+    """Return how unlikely wanted classes are, by the logits (rows, classes) of all."""
+    old = (weight, size_average, reduce)
+    is_known = isinstance(target, Node) and target.dtype == "int64" and input.dtype in FLOATS
+    is_of_rows = is_known and len(input.shape) == 2 and target.shape == input.shape[:1]
+    if not is_of_rows or any(x is not None for x in old) or reduction not in REDUCTIONS:
+        given = (input, target, weight, size_average, ignore_index, reduce, reduction)
+        return _by_torch("cross_entropy", span, *given, label_smoothing)
+    rows = (input.shape[0], 1)
+    asked = (input, target, ignore_index)
+    picked, is_wanted, count = calls.called("gather", _picked, asked, {}, span)
+    total = logsumexp(span, input, 1, keepdim=True)
+    found = pointwise("sub", total, reshaped(picked, rows, span), span=span, dtype="float32")
+    if label_smoothing:
+        mean = reduced("sum", input, [1], True, span, input.shape[1], "float32")
+        even = pointwise("sub", total, mean, span=span, dtype="float32")
+        found = pointwise("mul", found, 1.0 - label_smoothing, span=span)
+        even = pointwise("mul", even, float(label_smoothing), span=span)
+        found = pointwise("add", found, even, span=span)
+    is_wanted = reshaped(is_wanted, rows, span)
+    found = pointwise("where", is_wanted, found, 0.0, span=span, dtype="float32")
+    found = reshaped(found, input.shape[:1], span)
+    if reduction == "none":
+        return cast(found, input.dtype, span)
+    found = reduced("sum", found, [0], True, span)
+    if reduction == "mean":
+        found = pointwise("div", found, reshaped(count, (1,), span), span=span)
+    return reshaped(cast(found, input.dtype, span), (), span)
+
+
+def _picked(logits: Any, classes: Any, ignored: int) -> tuple[Any, Any, Any]:
+    """Return logits of wanted classes in float32, where one is wanted, and how often, by torch."""
+    is_wanted = classes != ignored
+    found = logits.gather(1, classes.where(is_wanted, 0)[:, None])
+    return found[:, 0].float(), is_wanted, is_wanted.sum().float()
+
+
+def _are_alike(input: Node, target: Any, reduction: str, *others: Any) -> bool:
+    """Return whether two tensors have one shape and element type, and nothing else is asked for."""
+    if not isinstance(target, Node) or any(x is not None for x in others):
+        return False
+    is_known = reduction in REDUCTIONS and input.dtype in FLOATS
+    return is_known and (input.shape, input.dtype) == (target.shape, target.dtype)
+
+
+def _distance(input: Node, target: Node, span: SourceSpan) -> Node:
+    return pointwise("abs", pointwise("sub", input, target, span=span), span=span)
+
+
+def _bent(distance: Node, bend: float, span: SourceSpan) -> Node:
+    """Return half the square of a distance up to ``bend``, and the straight line on from there."""
+    near = pointwise("minimum", distance, bend, span=span)
+    rest = pointwise("sub", distance, pointwise("mul", near, 0.5, span=span), span=span)
+    return pointwise("mul", near, rest, span=span)
+
+
+def _together(x: Node, reduction: str, span: SourceSpan) -> Node:
+    """Return losses as they are, or their mean or sum."""
+    if reduction == "none":
+        return x
+    count = math.prod(x.shape) if reduction == "mean" else 1
+    return reduced("sum", x, list(range(len(x.shape))), False, span, count)
+
+
+def _by_torch(name: str, span: SourceSpan, *args: Any, **options: Any) -> Any:
+    """Return what torch's function of a name makes: of arguments that kernels do not know."""
+    import torch
+
+    function = attrgetter(f"nn.functional.{name}")(torch)
+    return calls.called(name, function, args, options, span)
+
+
+FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType({
+    "mse_loss": mse_loss, "l1_loss": l1_loss, "smooth_l1_loss": smooth_l1_loss,
+    "huber_loss": huber_loss, "cross_entropy": cross_entropy,
+    "binary_cross_entropy_with_logits": binary_cross_entropy_with_logits,
+})  # fmt: skip
