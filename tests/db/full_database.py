@@ -13,6 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection, inspect, text
 
+from db.idempotency import Once
 from db.models import Base
 from db.records import NewRun, NewTrial, RetentionPolicy
 from db.store import SqlStore
@@ -34,7 +35,7 @@ COMPACT = RetentionPolicy(keep_days=1, keep_best=1, keep_recent=0, keep_training
 def fill(store: SqlStore) -> None:
     """Put rows into every table, by what the service does all day."""
     epoch = store.leader.acquire("me", 60)
-    key, _ = store.keys.create("alice", "tune")
+    key, _ = store.keys.create("alice", "tune", once=Once("API key", "once", "b"))
     store.keys.revoke(store.keys.create("bob", "read")[0].prefix)
     for profile in (HARDWARE, GPU, ELSEWHERE):
         store.save_hardware(profile)
@@ -247,7 +248,11 @@ def _0011(found: Rows) -> None:
             row["state"] = "retired"
 
 
+def _0013(found: Rows) -> None:
+    found["idempotency"] = []
+
+
 LOSSES: dict[str, Callable[[Rows], None]] = {
     "0002": _0002, "0003": _0003, "0004": _0004, "0005": _0005, "0006": _0006, "0007": _0007,
-    "0010": _0010, "0011": _0011,
+    "0010": _0010, "0011": _0011, "0013": _0013,
 }  # fmt: skip
