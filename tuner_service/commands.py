@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import structlog
 from rich.console import Console
 
 from db.log import Form
@@ -200,6 +199,8 @@ def serve(settings: Settings, *, with_coordinator: bool) -> None:
     Raises:
         CannotListen: the address is not this machine's, or taken (SV933).
     """
+    import structlog
+
     from tuner_service.app import create_app
     from tuner_service.log_lines import ends_logged, log_everything
     from tuner_service.server import leave_threads
