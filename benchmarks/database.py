@@ -5,9 +5,9 @@
 FOLDER holds recorded spaces KERNEL__DEVICE.csv.gz. Campaigns are made from them as tuning leaves
 them: one workload on one device with one toolchain, some hundred configurations of the recorded
 space with its times (scaled by the size of the problem, with noise) and its failures, the fastest
-ten confirmed. Toolchains follow each other in two years; workloads are asked for unevenly. Inserts
-go through the store in batches. Then random questions are asked, one process, warm and unprepared
-alike, and 32 processes write to one database at a time.
+ten confirmed. Toolchains follow each other in two years; workloads are asked for unevenly, nine of
+ten by the same author. Inserts go through the store in batches. Then random questions are asked,
+one process, warm and unprepared alike, and 32 processes write to one database at a time.
 
 Without --url, an SQLite file in a temporary folder, deleted afterwards. Another database must be
 empty and migrated (`tilecore migrate`).
@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 import sqlalchemy
-from campaigns import DAYS, FAILURES, START, Recording, campaigns, read
+from campaigns import AUTHORS, DAYS, FAILURES, START, Recording, author, campaigns, read
 from sqlalchemy import text
 
 from db.migrate import open_database, upgrade
@@ -50,19 +50,21 @@ BATCH, WRITERS, WRITES = 1000, 32, 40
 
 def fill(store: SqlStore, spaces: Sequence[Recording], rows: int) -> float:
     """Store the campaigns; return the seconds spent in the store."""
-    waiting: list[Measurement] = []
+    waiting: dict[str, list[Measurement]] = {}
     seconds, stored = 0.0, 0
     for found in campaigns(spaces, rows, seed=1):
-        waiting += found
-        while len(waiting) >= BATCH:
-            batch, waiting = waiting[:BATCH], waiting[BATCH:]
+        name = author(found)
+        batch = waiting.setdefault(name, [])
+        batch += found
+        if len(batch) >= BATCH:
             began = time.perf_counter()
-            store.add_all(batch)
+            store.add_all(batch, created_by=name)
             seconds += time.perf_counter() - began
-            stored += BATCH
-            if stored % 100_000 == 0:
+            stored += len(waiting.pop(name))
+            if stored // 100_000 > (stored - len(batch)) // 100_000:
                 print(f"{stored:,} stored, {stored / seconds:,.0f}/s", flush=True)
-    store.add_all(waiting)
+    for name, batch in waiting.items():
+        store.add_all(batch, created_by=name)
     return seconds
 
 
@@ -138,6 +140,7 @@ class Questions:
         device, kernel = (lambda: self.one(self.devices)), (lambda: self.one(self.kernels))
         status = lambda: self.one(FAILURES)  # noqa: E731
         tool = lambda: self.one(self.toolchains)  # noqa: E731
+        program = lambda: self.one(self.keys)[2]  # noqa: E731
         near = self.unseen
         page = self.page
         return {
@@ -165,12 +168,38 @@ class Questions:
                 best_first=True, kernel=kernel(), hardware_key=device()),
             "fastest of kernel in a week": lambda: page(
                 best_first=True, kernel=kernel(), **self.dates()),
+            **self.of_authors(AUTHORS[0]),
+            **self.of_authors("user"),
+            "program, fastest": lambda: page(best_first=True, program_digest=program()),
+            "program, status": lambda: page(program_digest=program(), status=status()),
             "winners of kernel and device": lambda: page(
                 winners=True, kernel=kernel(), hardware_key=device()),
             "winners of the 8 nearest workloads": lambda: page(winners=True, near=near()),
             "log of the 8 nearest workloads": lambda: page(near=near()),
             "what recommend() asks": lambda: self.store.nearest(near()),
             **self.pages(),
+        }  # fmt: skip
+
+    def of_authors(self, name: str) -> dict[str, Callable[[], object]]:
+        """Return the questions for what those measured whose names begin so."""
+        names = [found for found in AUTHORS if found.startswith(name)]
+
+        def page(**filters: Callable[[], Any]) -> Callable[[], object]:
+            return lambda: self.page(
+                created_by=self.one(names), **{n: value() for n, value in filters.items()}
+            )
+
+        kernel, device = (lambda: self.one(self.kernels)), (lambda: self.one(self.devices))
+        return {
+            f"{name}: log": page(),
+            f"{name}: status": page(status=lambda: self.one(FAILURES)),
+            f"{name}: kernel, device": page(kernel=kernel, hardware_key=device),
+            f"{name}: fastest": page(best_first=lambda: True),
+            f"{name}: fastest of kernel and device": page(
+                best_first=lambda: True, kernel=kernel, hardware_key=device),
+            f"{name}: winners of kernel and device": page(
+                winners=lambda: True, kernel=kernel, hardware_key=device),
+            f"{name}: a workload": lambda: self.page(created_by=self.one(names), **self.exact()),
         }  # fmt: skip
 
     def pages(self) -> dict[str, Callable[[], object]]:

@@ -17,6 +17,8 @@ from db.service_models import ModelRow
 from db.session import Database, change
 from recommender.ports import StoredModel
 
+ADVISORY_LOCKS = 746153  # the first number of those that are taken here
+
 
 class CostModels:
     """The cost models of one database."""
@@ -74,6 +76,7 @@ class CostModels:
         with made_once(self._database, once), self._database.write() as session:
             now = self._database.now(session)
             if promote:
+                _lock(session, kernel, family)
                 _retire(session, kernel, family)
             row = ModelRow(
                 kernel=kernel,
@@ -123,21 +126,20 @@ class CostModels:
             IllegalTransition: it never was active: it did not earn that (DB811).
         """
         with self._database.write() as session:
-            query = select(ModelRow.kernel, ModelRow.family, ModelRow.state).where(
-                ModelRow.id == model_id
-            )
-            found = session.execute(query.with_for_update()).first()
+            row = ModelRow.id == model_id
+            found = session.execute(select(ModelRow.kernel, ModelRow.family).where(row)).first()
             if found is None:
                 raise UnknownModel(found=model_id)
-            if found.state == "candidate":
+            _lock(session, found.kernel, found.family)
+            state = session.execute(select(ModelRow.state).where(row)).scalar_one()
+            if state == "candidate":
                 raise IllegalTransition(
                     run=f"model {model_id}", verb="activated", state="a candidate that lost",
                     hint="only what beat the incumbent and the lookup answers; upload a better one",
                 )  # fmt: skip
-            if found.state == "retired":
+            if state == "retired":
                 _retire(session, found.kernel, found.family)
-                chosen = update(ModelRow).where(ModelRow.id == model_id)
-                change(session, chosen.values(state="active"))
+                change(session, update(ModelRow).where(row).values(state="active"))
         return self.get(model_id)
 
     def _records(self, *where: Any, limit: int = 1) -> Sequence[ModelRecord]:
@@ -154,6 +156,16 @@ class CostModels:
 
 def _is_active(kernel: str, family: str) -> Sequence[ColumnElement[bool]]:
     return ModelRow.kernel == kernel, ModelRow.family == family, ModelRow.state == "active"
+
+
+def _lock(session: Session, kernel: str, family: str) -> None:
+    """Let one transaction at a time say which version answers; SQLite has one writer anyhow.
+
+    A lock of the active row would not do: another one is active once that is free.
+    """
+    if session.get_bind().dialect.name == "postgresql":
+        which = func.hashtext(f"{kernel} {family}")
+        session.execute(select(func.pg_advisory_xact_lock(ADVISORY_LOCKS, which)))
 
 
 def _retire(session: Session, kernel: str, family: str) -> None:

@@ -21,6 +21,7 @@ from db.models import (
     WorkloadFacetRow,
     WorkloadRow,
 )
+from db.records import NewRun
 from db.storable import storable_parameters
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, MeasureStatus, Toolchain
@@ -119,34 +120,40 @@ def _is_one_of(
     return tuple_(*columns).in_(keys)
 
 
-def workload_id(session: Session, workload: Workload) -> int:
-    """Return the id of a workload, storing it at its first use."""
-    return _one(session, WorkloadRow, workload.key, workload_columns(workload))
-
-
 def hardware_id(session: Session, hardware: HardwareProfile, now: datetime) -> int:
     """Return the id of a device kind, storing its profile at its first use."""
-    return _one(session, HardwareRow, hardware.key, hardware_columns(hardware, now))
+    key = (hardware.key,)
+    return identities(session, HardwareRow, ("key",), {key: hardware_columns(hardware, now)})[key]
 
 
-def toolchain_id(session: Session, toolchain: Toolchain) -> int:
-    """Return the id of a toolchain."""
-    return _one(session, ToolchainRow, toolchain.key, toolchain_columns(toolchain))
+def of_runs(session: Session, runs: Sequence[NewRun], now: datetime) -> list[dict[str, int]]:
+    """Return the columns of each run that refer to other tables.
 
-
-def program_id(session: Session, kernel: str, digest: str) -> int:
-    """Return the id of one version of a kernel's program."""
-    key = (kernel, digest)
-    return identities(session, ProgramRow, ("kernel", "digest"), {key: {}})[key]
+    Table by table in the order of ``References``, and each by its keys: whoever stores the same new
+    things at once waits for the other, but neither in turn.
+    """
+    workloads = _by_key(session, WorkloadRow, {r.workload: r.workload.key for r in runs},
+                        workload_columns)  # fmt: skip
+    kinds = {(r.hardware.key,): hardware_columns(r.hardware, now) for r in runs}
+    hardware = identities(session, HardwareRow, ("key",), kinds)
+    toolchains = _by_key(session, ToolchainRow, {r.toolchain: r.toolchain.key for r in runs},
+                         toolchain_columns)  # fmt: skip
+    digests = [(r.workload.kernel, r.program_digest) for r in runs]
+    programs = identities(session, ProgramRow, ("kernel", "digest"), {d: {} for d in digests})
+    return [
+        {
+            "workload_id": workloads[run.workload],
+            "hardware_id": hardware[(run.hardware.key,)],
+            "toolchain_id": toolchains[run.toolchain],
+            "program_id": programs[digest],
+        }
+        for run, digest in zip(runs, digests, strict=True)
+    ]
 
 
 def config_ids(session: Session, configs: Iterable[TileConfig]) -> dict[TileConfig, int]:
     """Return the ids of configs."""
     return _by_key(session, ConfigRow, {c: c.key for c in configs}, config_columns)
-
-
-def _one(session: Session, row: type[Base], key: str, rest: Mapping[str, Any]) -> int:
-    return identities(session, row, ("key",), {(key,): rest})[(key,)]
 
 
 def workload_columns(workload: Workload) -> dict[str, Any]:

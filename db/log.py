@@ -102,7 +102,7 @@ class Log:
         scope = Scope(query, self._dialect, near)
         if query.winners:
             last = (-1, 0) if after is None else (_clamped(after[0], -1, 2**31 - 1), after[1])
-            found = scope.winners(self._database.ask, last, limit + 1)
+            found = scope.winners(self._database.ask, last, limit + 1, self._ways)
             items = self._reader.records(self._database.ask, found[:limit], distance)
             more = found[limit - 1] if len(found) > limit else None
             return Page(items=items, next_after=more and (more.key_number, more.key_device))

@@ -251,13 +251,29 @@ class MeasurementRow(Base):
         Index("ix_measurement_workload_log", "workload_id", "measured_at", "id", "facet_id"),
         Index(
             "ix_measurement_workload_times",
-            "workload_id", "facet_id", "time_s", "id", "program_id",
+            "workload_id", "facet_id", "time_s", "id", "program_id", "created_by",
             sqlite_where=text("time_s is not null"), postgresql_where=text("time_s is not null"),
         ),
         Index(
-            "ix_measurement_created_by_log", "created_by", "measured_at", "id",
+            "ix_measurement_program_log",
+            "program_id", "measured_at", "id", "facet_id", "workload_id",
+        ),
+        Index(
+            "ix_measurement_program_times",
+            "program_id", "time_s", "id", "facet_id", "workload_id",
+            sqlite_where=text("time_s is not null"), postgresql_where=text("time_s is not null"),
+        ),
+        Index(
+            "ix_measurement_created_by_log",
+            "created_by", "measured_at", "id", "facet_id", "workload_id",
             sqlite_where=text("created_by is not null"),
             postgresql_where=text("created_by is not null"),
+        ),
+        Index(
+            "ix_measurement_created_by_times",
+            "created_by", "time_s", "id", "facet_id", "workload_id",
+            sqlite_where=text("created_by is not null and time_s is not null"),
+            postgresql_where=text("created_by is not null and time_s is not null"),
         ),
     )  # fmt: skip
     id: Mapped[int] = mapped_column(BigId, primary_key=True)

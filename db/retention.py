@@ -157,7 +157,8 @@ class Retention:
         count = 0
         while self._clock() < ends_at:
             with self._database.write() as session:
-                ids = session.execute(old.limit(CHUNK)).scalars().all()
+                locked = old.limit(CHUNK).with_for_update(of=RunRow, read=True)
+                ids = session.execute(locked).scalars().all()
                 _delete(session, EventRow, EventRow.id.in_(ids))
             count += len(ids)
             if len(ids) < CHUNK:
@@ -268,6 +269,9 @@ def _has_ended(trial: ColumnElement[Any]) -> ColumnElement[bool]:
 def _remove(session: Session, rows: Sequence[Row[Any]], job: int) -> list[str]:
     """Delete measurements whose runs have (still) ended, count their causes; return statuses."""
     wanted = MeasurementRow.id.in_([row.id for row in rows])
+    runs = select(TrialRow.run_id).join(MeasurementRow, MeasurementRow.trial_id == TrialRow.id)
+    locked = select(RunRow.id).where(RunRow.id.in_(runs.where(wanted))).order_by(RunRow.id)
+    session.execute(locked.with_for_update(read=True)).all()  # none is extended until the end
     ids = session.execute(
         select(MeasurementRow.id).where(wanted, _has_ended(MeasurementRow.__table__.c.trial_id))
     ).scalars().all()  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, func, select, update
@@ -13,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from db.errors import IdempotencyConflict
 from db.events import add_event
-from db.identities import hardware_id, program_id, toolchain_id, workload_id
+from db.identities import of_runs
 from db.leader import check_epoch
 from db.models import EventRow, HardwareRow, ProgramRow, RunRow, ToolchainRow, WorkloadRow
 from db.records import OPEN_STATES, EventRecord, NewRun, RunControl, RunRecord
@@ -45,7 +46,12 @@ class Runs(RunRequests):
         """
         try:
             with self._database.write() as session:
-                return [self._insert(session, one) for one in new], True
+                now = self._database.now(session)
+                refer = of_runs(session, new, now)
+                return [
+                    self._insert(session, one, now, ids)
+                    for one, ids in zip(new, refer, strict=True)
+                ], True
         except sa_exc.IntegrityError:
             key = new[0].idempotency_key
             if key is None:
@@ -57,8 +63,9 @@ class Runs(RunRequests):
             known = run_of(found)
         return ([known] if known.group is None else self.of_group(known.group)), False
 
-    def _insert(self, session: Session, new: NewRun) -> RunRecord:
-        now = self._database.now(session)
+    def _insert(
+        self, session: Session, new: NewRun, now: datetime, refer: Mapping[str, int]
+    ) -> RunRecord:
         row = RunRow(
             public_id=str(uuid.uuid4()),
             idempotency_key=new.idempotency_key,
@@ -66,10 +73,7 @@ class Runs(RunRequests):
             group_id=new.group,
             state="QUEUED",
             priority=new.priority,
-            workload_id=workload_id(session, new.workload),
-            hardware_id=hardware_id(session, new.hardware, now),
-            program_id=program_id(session, new.workload.kernel, new.program_digest),
-            toolchain_id=toolchain_id(session, new.toolchain),
+            **refer,
             spec=dict(new.spec),
             created_by=new.created_by,
             cause=new.cause,

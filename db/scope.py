@@ -3,7 +3,8 @@
 The log lies in order within every facet and within every workload (``db.models``). A query that
 selects a good part of the log finds its rows among the next few of the whole; one that does not
 takes the first rows of each of its facets or workloads and merges those. Neither reads far, however
-large the log is and however deep the page.
+large the log is and however deep the page. Within what one program or one author measured the log
+lies in order, too: with such a filter that is walked instead of the whole.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from db.shape import (
     Shape,
     counted,
     first_rows,
+    own_rows,
     pairs,
+    programs,
     winners,
 )
 
@@ -37,7 +40,8 @@ HEAD = 30  # rows that could be looked at while the first one of a facet or work
 FEW_OF_SHAPE = 8  # workloads of one shape, say: element types, threads, what follows the product
 KEPT_FOR, MAX_KEPT = 64, 1000  # pages that know of one another; filters
 MOST_WORKLOADS = 512  # that are looked through for winners in one statement
-OWN_INDEX = {"run", "created_by"}  # filters that select few measurements by an index of their own
+NO_PROGRAM = 0
+FEW_OF_OWN = 10_000  # measurements of a program or an author: looked through for what matches
 Ask = Callable[[Select[Any], Mapping[str, Any]], Sequence[Any]]  # ``Database.ask``
 
 
@@ -64,6 +68,7 @@ class Scope:
         Returns:
             Of each the columns of ``FLAT`` and its key: ``key_value``, ``key_id``.
         """
+        self._find_program(ask)
         shape = replace(self.shape, goes_on=after is not None)
         values = self.values | {"limit": limit}
         if after is not None:
@@ -72,42 +77,60 @@ class Scope:
         place = attrgetter("key_value", "key_id")
         return sorted(found, key=place, reverse=not shape.by_time)
 
+    def _find_program(self, ask: Ask) -> None:
+        """Let the id of the program stand for its digest, unless kernels share that."""
+        if "program_digest" not in self.shape.names:
+            return
+        found = ask(programs(self.shape), self.values)
+        if len(found) <= 1:
+            names = self.shape.names - {"program_digest"} | {"program_id"}
+            self.shape = replace(self.shape, names=names)
+            self.values["program_id"] = found[0].id if found else NO_PROGRAM
+
     def _rows(self, ask: Ask, shape: Shape, values: Mapping[str, Any], ways: Ways) -> Sequence[Any]:
         limit, most = values["limit"], _most(values["limit"])
-        if shape.names & OWN_INDEX or not (shape.has_facets or shape.has_workloads):
+        if "run" in shape.names or not (shape.has_facets or shape.has_workloads):
             return ask(first_rows(shape, most), values)
         way = ways.of(self, ask)
+        if way.is_own_few:
+            return ask(first_rows(shape, most), values)
         merging = HEAD * way.count + min(way.count, limit) * limit // 2
         is_dated = bool(shape.names & {"since", "until"})
         by_date = shape.by_time and is_dated
         walked = way.walked
         if walked == WORKLOADS.name and shape.by_time and not by_date:
             walked = PAIRS.name
-        if walked and (by_date or merging <= PROBED[0]):
+        has_heads = not shape.own or walked != FACETS.name  # those of others may be many
+        if walked and has_heads and (by_date or merging <= PROBED[0]):
             return ask(first_rows(replace(shape, walked=walked), most), values)
         probed = PROBED[0] if is_dated else way.probed[shape.goes_on]  # other days, other rows
         while probed:
             found = ask(first_rows(shape, most, probed), values)
             if len(found) >= limit:
                 return found
-            probed = _farther(probed, limit, len(found), merging if walked else None)
+            cost = merging if walked and has_heads else None
+            probed = _farther(probed, limit, len(found), cost)
             if not is_dated:
                 way.probed[shape.goes_on] = probed
         return ask(first_rows(replace(shape, walked=walked), most), values)
 
-    def winners(self, ask: Ask, after: tuple[int, int], limit: int) -> list[Any]:
+    def winners(self, ask: Ask, after: tuple[int, int], limit: int, ways: Ways) -> list[Any]:
         """Return the first winners behind the number of a workload and the id of a device.
 
         Returns:
             Of each the columns of ``FLAT`` and its key: ``key_number``, ``key_device``.
         """
+        self._find_program(ask)
+        shape = self.shape
+        if shape.own:
+            shape = replace(shape, is_own_few=ways.of(self, ask).is_own_few)
         found: list[Any] = []
         looked_at, width = 0, 3 * limit // 2 if self.query.hardware_key else limit // 4
         while True:
             width = 16 * max(1, min(math.ceil(width / 16), MOST_WORKLOADS // 16))
             left = limit - len(found)
             key = {"after_number": after[0], "after_device": after[1], "limit": left}
-            rows = ask(winners(self.shape, _most(left), width), self.values | key)
+            rows = ask(winners(shape, _most(left), width), self.values | key)
             found += [row for row in rows if row.id is not None]
             end = rows[0].key_end
             if len(found) >= limit or end is None:
@@ -121,6 +144,10 @@ class Scope:
 
     def way(self, ask: Ask) -> Way:
         """Return how to walk: the table to walk row by row, and of how many rows."""
+        if self.shape.own:
+            own = ask(own_rows(self.shape, FEW_OF_OWN), self.values)[0][0]
+            if own <= FEW_OF_OWN:
+                return Way("", 0, is_own_few=True)
         if self.near is not None:
             return Way(WORKLOADS.name, len(self.near))
         if self.shape.names & {"workload_key"} or self.shape.names >= {"m", "n", "k"}:
@@ -145,12 +172,14 @@ class Way:
         probed: of how many rows of the log the next probe looks at, for first pages and for those
             behind others; 0: probes find too little.
         asked: how often it was asked for.
+        is_own_few: the program or the author has so few measurements that all are looked through.
     """
 
     walked: str
     count: int
     probed: dict[bool, int] = field(default_factory=lambda: dict.fromkeys((False, True), PROBED[0]))
     asked: int = 0
+    is_own_few: bool = False
 
 
 class Ways:

@@ -17,6 +17,7 @@ from sqlalchemy import (
     Table,
     bindparam,
     case,
+    false,
     func,
     literal_column,
     select,
@@ -42,11 +43,13 @@ from db.types import is_among, place_among
 from recommender.measurement import MeasureStatus, Protocol
 
 FEW = 1024  # facets or workloads that are walked one by one at most
+ALL = 2**31 - 1  # measurements
 MOST_FASTEST = 2**20  # of some workloads: no limit, but PostgreSQL would guess one
 FACET_FILTERS = ("protocol", "status", "hardware_key", "toolchain_key")
 WORKLOAD_FILTERS = {"workload_key": "key", "dtype": "dtype", "m": "m", "n": "n", "k": "k",
                     "threads": "threads"}  # fmt: skip
 OTHER_FILTERS = ("kernel", "program_digest", "since", "until", "run", "created_by")
+OWN_INDICES = ("program_id", "created_by")  # columns; the log lies in order within each value
 
 
 def _table(row: type[Base]) -> Table:
@@ -78,6 +81,7 @@ class Shape:
     only_ok: bool = False
     goes_on: bool = False  # behind a key
     walked: str = ""  # one of WALKED: walked part by part
+    is_own_few: bool = False  # few enough measurements to look up which pairs they are of
 
     @property
     def has_facets(self) -> bool:
@@ -90,6 +94,11 @@ class Shape:
     def has_workloads(self) -> bool:
         """Whether a filter selects workloads."""
         return bool(self.names & {"near", *WORKLOAD_FILTERS})
+
+    @property
+    def own(self) -> str:
+        """The column by whose index of its own the log is walked; "": none."""
+        return next((name for name in OWN_INDICES if name in self.names), "")
 
     def keys(self, row: Any) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
         """Return what says where some measurements stand in the order: ``value`` and ``id``."""
@@ -104,10 +113,12 @@ class Shape:
         value, number = self._place(row)
         return (value.asc(), number.asc()) if self.by_time else (value.desc(), number.desc())
 
-    def conditions(self, row: Any, *, is_dated: bool = False) -> list[ColumnElement[bool]]:
+    def conditions(
+        self, row: Any, *, is_dated: bool = False, is_own: bool = False
+    ) -> list[ColumnElement[bool]]:
         """Return the conditions on a measurement, without that on the part that is walked.
 
-        ``is_dated``: nor those on the time of measuring.
+        ``is_dated``: nor those on the time of measuring; ``is_own``: nor that of the own index.
         """
         found: list[ColumnElement[bool]] = []
         if self.has_workloads and "workload_id" not in WALKED.get(self.walked, ()):
@@ -122,8 +133,12 @@ class Shape:
         if "run" in self.names:
             trials = select(TRIALS.c.id).join(RUNS, TRIALS.c.run_id == RUNS.c.id)
             found.append(row.trial_id.in_(trials.where(_is(RUNS.c.public_id, "run"))))
-        if "created_by" in self.names:
-            found.append(row.created_by == _bound(LOG.c.created_by, "created_by"))
+        for name in OWN_INDICES:
+            if name in self.names and not (is_own and name == self.own):
+                # As a CASE, for which no index is used, and which PostgreSQL expects to hold for
+                # every second row: it would walk all of an author for the first of each facet.
+                is_wanted = row[name] == _bound(LOG.c[name], name)
+                found.append(case((is_wanted, true()), else_=false()))
         return found
 
     def dates(self, row: Any) -> list[ColumnElement[bool]]:
@@ -208,7 +223,9 @@ def first_rows(shape: Shape, most: int, probed: int = 0) -> Select[Any]:
 
 @lru_cache(maxsize=1000)
 def whole(shape: Shape) -> Select[Any]:
-    """Return the query of keys that walks the whole log."""
+    """Return the query of keys that walks the whole log, or all of its own index."""
+    if shape.own and "run" not in shape.names:
+        return probe(shape, ALL)
     c = LOG.c
     found = select(*shape.keys(c)).where(*shape.conditions(c), *shape.behind(c))
     return found.order_by(*shape.order(c)).limit(LIMIT)
@@ -216,7 +233,7 @@ def whole(shape: Shape) -> Select[Any]:
 
 @lru_cache(maxsize=1000)
 def probe(shape: Shape, probed: int) -> Select[Any]:
-    """Return the query of the matching ones among the next rows of the whole log.
+    """Return the query of the matching ones among the next rows of the log, or of its own index.
 
     ``probed``, how many those are, stands in the text: PostgreSQL guesses a tenth of the log where
     it is bound, and other plans are good for that.
@@ -225,13 +242,16 @@ def probe(shape: Shape, probed: int) -> Select[Any]:
     columns = [c.id, c.facet_id, c.workload_id, c.time_s if shape.by_time else c.measured_at]
     if "program_digest" in shape.names:
         columns.append(c.program_id)
+    columns += [c[name] for name in OWN_INDICES if name in shape.names]
     if shape.by_time and shape.names & {"since", "until"}:
         columns.append(c.measured_at)
     ordered_by = shape.timed(c) or shape.dates(c)
+    if shape.own:
+        ordered_by.append(c[shape.own] == _bound(c[shape.own], shape.own))
     rows = select(*columns).where(*ordered_by, *shape.behind(c)).order_by(*shape.order(c))
     part = rows.limit(literal_column(str(probed))).subquery().c
     is_dated = not shape.by_time
-    found = select(*shape.keys(part)).where(*shape.conditions(part, is_dated=is_dated))
+    found = select(*shape.keys(part)).where(*shape.conditions(part, is_dated=is_dated, is_own=True))
     return found.order_by(*shape.order(part)).limit(LIMIT)
 
 
@@ -298,6 +318,24 @@ def counted(shape: Shape, table: str) -> Select[Any]:
     return select(func.count()).select_from(ids.limit(FEW + 1).subquery())
 
 
+@lru_cache(maxsize=100)
+def own_rows(shape: Shape, most: int) -> Select[Any]:
+    """Return the query of how many measurements the own index has, ``most`` + 1 at most."""
+    column = LOG.c[shape.own]
+    found = select(LOG.c.id).where(column == _bound(column, shape.own)).limit(most + 1)
+    return select(func.count()).select_from(found.subquery())
+
+
+@lru_cache(maxsize=100)
+def programs(shape: Shape) -> Select[Any]:
+    """Return the query of the programs that the filters select: one, unless kernels share it."""
+    c = PROGRAMS.c
+    wanted = [_is(c.digest, "program_digest")]
+    if "kernel" in shape.names:
+        wanted.append(_is(c.kernel, "kernel"))
+    return select(c.id).where(*wanted)
+
+
 @lru_cache(maxsize=1000)
 def fastest(shape: Shape) -> Select[Any]:
     """Return the query of ``reader.FLAT`` of the fastest in every facet of the workloads ``some``.
@@ -314,7 +352,8 @@ def _fastest(shape: Shape, pairs: FromClause, *more: ColumnElement[Any]) -> Sele
     Each is the first of its facet in the index of its workload, so that the rest is not read.
     """
     pair, facet = pairs.c, FACETS.c
-    others = replace(shape, only_ok=False, names=shape.names & {*OTHER_FILTERS} - {"kernel"})
+    names = shape.names & {*OTHER_FILTERS, *OWN_INDICES} - {"kernel"}
+    others = replace(shape, only_ok=False, names=names)
     inner = select(PART.c.id).where(
         PART.c.workload_id == pair.workload_id, PART.c.facet_id == pair.facet_id,
         PART.c.time_s.is_not(None), *others.conditions(PART.c),
@@ -354,6 +393,10 @@ def winners(shape: Shape, most: int, width: int) -> Select[Any]:
     of_these = select(*PAIRS.c, looked_at.c.number).join_from(
         looked_at, PAIRS, PAIRS.c.workload_id == looked_at.c.id
     )
+    if shape.is_own_few:
+        own = LOG.c[shape.own] == _bound(LOG.c[shape.own], shape.own)
+        theirs = select(LOG.c.workload_id, LOG.c.facet_id).where(own)
+        of_these = of_these.where(tuple_(PAIRS.c.workload_id, PAIRS.c.facet_id).in_(theirs))
     # The limit keeps databases from going through all facets for each of the workloads.
     some = of_these.limit(literal_column(str(MOST_FASTEST))).subquery("some")
     first = _fastest(shape, some, some.c.number).subquery("first").c

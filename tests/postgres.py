@@ -38,16 +38,17 @@ def as_postgres(command: list[str]) -> list[str]:
 class Cluster:
     """A PostgreSQL cluster in a folder, reached by a socket there.
 
-    With a ``password`` it is reached at a port of 127.0.0.1, too, as one in a container is: by
+    With a ``password`` it is reached at a port of ``address``, too, as one in a container is: by
     whoever has the password.
     """
 
     def __init__(
-        self, folder: Path, port: int, options: Sequence[str] = (), password: str = ""
-    ) -> None:
+        self, folder: Path, port: int, options: Sequence[str] = (), password: str = "",
+        address: str = "127.0.0.1",
+    ) -> None:  # fmt: skip
         self._bin = PROGRAMS[-1].parent
         self.folder, self._port = folder, port
-        self._options, self._address = options, "127.0.0.1" if password else ""
+        self._options, self._address = options, address if password else ""
         self.process: subprocess.Popen[bytes] | None = None
         initdb = [str(self._bin / "initdb"), "-D", str(folder), "-U", "tilecore", "--no-sync"]
         if password:
@@ -58,6 +59,9 @@ class Cluster:
         else:
             initdb += ["-A", "trust"]
         subprocess.run(as_postgres(initdb), check=True, stdout=subprocess.DEVNULL)
+        if password:
+            with (folder / "pg_hba.conf").open("a") as rules:
+                rules.write("host all all samenet scram-sha-256\n")
 
     @property
     def command(self) -> list[str]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from tests.chaos.asker import AWAY, NOBODY, Asker
 from tests.chaos.network import works
 from tests.chaos.site import Site
-from tests.chaos.storm import LINK_CUT, PLAN, Blow, Ledger, Storm, audit
+from tests.chaos.storm import CUTS, PLAN, Blow, Ledger, Storm, audit
 from tests.postgres import PROGRAMS
 from tilecore.target import cpu_target
 
@@ -57,7 +57,7 @@ def main() -> None:
     print(text)
     if options.out:
         options.out.write_text(text)
-    kills = sum(blow.kind != LINK_CUT for blow in blows)
+    kills = sum(blow.kind not in CUTS for blow in blows)
     assert ledger.trials >= TRIALS, f"expected {TRIALS} trials or more, found {ledger.trials}"
     assert kills >= KILLS, f"expected {KILLS} kills or more, found {kills}"
 
@@ -96,7 +96,7 @@ def report(
     by_kind = defaultdict(list)
     for blow in blows:
         by_kind[blow.kind].append(blow.recovery_s)
-    kills = sum(blow.kind != LINK_CUT for blow in blows)
+    kills = sum(blow.kind not in CUTS for blow in blows)
     links = "network namespaces with own addresses" if works() else "one host, no links to cut"
     lines = [
         f"# Chaos: {ledger.trials} trials, {kills} kills, {len(blows) - kills} links cut",
@@ -104,8 +104,8 @@ def report(
         f"{time.strftime('%Y-%m-%d')}, `python -m tests.chaos --seed {seed}` (`make chaos`); "
         f"Python {platform.python_version()}, Ray {version('ray')}, SQLAlchemy "
         f"{version('sqlalchemy')}, PostgreSQL {PROGRAMS[-1].parts[-3]}; "
-        f"{os.cpu_count()} cores, shared with other work; two Ray nodes and a head: {links}. "
-        "Candidates are stand-ins that sleep for "
+        f"{os.cpu_count()} cores, shared with other work; the database, two Ray nodes and a head: "
+        f"{links}. Candidates are stand-ins that sleep for "
         "recorded times (`tests/chaos/stand_in.py`), everything else is the real thing.",
         "",
         f"The run ended after {wall_s:.0f} s: {ledger.records} records of {ledger.trials} trials, "
@@ -115,7 +115,7 @@ def report(
         "",
         f"All the while a client asked the API for a recommendation and for the run: "
         f"{asked[200]:,} right answers, {asked[AWAY]} times 503 right after PostgreSQL had been "
-        f"killed, {asked[NOBODY]} times nobody there right after the API had been.",
+        f"killed or cut off, {asked[NOBODY]} times nobody there right after the API had been.",
         "",
         "Recovery: seconds from the blow (a cut link: from the cut, which lasts 2 to 8 s) to the "
         "second new record. A trial sleeps 0.1 to 3 s.",

@@ -14,6 +14,7 @@ import httpx
 from recommender.space import SearchSpace
 from tests.chaos.site import Site
 from tests.chaos.stand_in import CONFIRM_SHARE, recorded_time_s
+from tests.chaos.storm import DATABASE_CUT
 from tilecore import kernels
 from tilecore.tile_config import TileConfig
 from tuner_service import wiring
@@ -22,7 +23,7 @@ PAUSE_S = 0.3
 PATIENCE_S = 60.0
 STATES = ("QUEUED", "WAITING_FOR_HARDWARE", "RUNNING", "SUCCEEDED")
 NOBODY, AWAY = 0, 503  # no answer, and that the database is away
-CAUSES = {NOBODY: "API", AWAY: "PostgreSQL"}
+CAUSES = {NOBODY: {"API"}, AWAY: {"PostgreSQL", DATABASE_CUT}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +81,8 @@ class Asker:
             if ask.status == 200:
                 well_at = ask.began_at
                 continue
-            blows = [k for k, at in strikes if well_at <= at <= ask.ended_at]
-            if CAUSES.get(ask.status) not in blows:
+            blows = {k for k, at in strikes if well_at <= at <= ask.ended_at}
+            if not blows & CAUSES.get(ask.status, set()):
                 unexplained.append((ask, blows))
         assert not unexplained, unexplained[:5]
 

@@ -1,4 +1,7 @@
-"""A whole installation under supervision: PostgreSQL, API, coordinators, Ray head, two nodes."""
+"""A whole installation under supervision: PostgreSQL, API, coordinators, Ray head, two nodes.
+
+The database has a host of its own, API, coordinators and Ray's head another, and so has each node.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,6 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import httpx
-from sqlalchemy import make_url
 
 from db.errors import DatabaseError
 from db.migrate import upgrade
@@ -26,7 +28,7 @@ from tests.postgres import Cluster, free_port, postgres_folder
 from tuner_service import wiring
 
 ROOT = Path(__file__).parents[2]
-HEAD, NODES = "head", ("one", "two")
+DATABASE, HEAD, NODES = "db", "head", ("one", "two")
 COORDINATORS = ("coordinator-a", "coordinator-b")
 RAY = {  # a dead node or head is noticed within seconds instead of a minute
     "RAY_health_check_initial_delay_ms": "2000",
@@ -55,7 +57,7 @@ class Site:
         self.folder = folder
         self._nodes, self._devices = nodes, devices
         self.executions = folder / "executions"
-        self.network = Network([HEAD, *nodes])
+        self.network = Network([DATABASE, HEAD, *nodes])
         self.services: dict[str, Service] = {}
         self._repeats = repeats
         self._coordinators = COORDINATORS[:coordinators]
@@ -66,9 +68,9 @@ class Site:
         with ExitStack() as stack:
             self._stack = stack
             stack.enter_context(self.network)
-            self.cluster = Cluster(stack.enter_context(postgres_folder()), free_port())
+            postgres = stack.enter_context(postgres_folder())
             stack.callback(self._stop)
-            self._start_database()
+            self._start_database(postgres)
             self._ray_port, self._api_port = free_port(), free_port()
             head = self.network.address(HEAD)
             self.address = f"{head}:{self._ray_port}"
@@ -120,16 +122,19 @@ class Site:
 
     # --- details ------------------------------------------------------------------------------
 
-    def _start_database(self) -> None:
-        url = make_url(self.cluster.url("postgres")).set(database="postgres")
-        self.database_url = url.render_as_string(hide_password=False)
-        self._add(Service("postgres", self.cluster.command, {}, self.folder))
-        self.cluster.wait()
+    def _start_database(self, folder: Path) -> None:
+        password, port = secrets.token_hex(16), free_port()
+        host = self.network.address(DATABASE)
+        cluster = Cluster(folder, port, password=password, address=host)
+        self.database_url = f"postgresql+psycopg://tilecore:{password}@{host}:{port}/postgres"
+        command = self.network.on(DATABASE, cluster.command)
+        self._add(Service("postgres", command, {}, self.folder))
+        cluster.wait()
         upgrade(Database(self.database_url))
         self.store = SqlStore(Database(self.database_url))
         self.api_key = self.store.keys.create("chaos", "tune")[1]
-        host = wiring.detected_host().as_dict()
-        self.store.save_hardware(HardwareProfile(**{**host, "source": "measured for this test"}))
+        here = wiring.detected_host().as_dict()
+        self.store.save_hardware(HardwareProfile(**{**here, "source": "measured for this test"}))
 
     def _start_all(self) -> None:
         head = ["start", "--head", "--block", "--num-cpus=0", f"--port={self._ray_port}"]

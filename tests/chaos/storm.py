@@ -11,12 +11,14 @@ from sqlalchemy import distinct, func, select
 
 from db.models import MeasurementRow, TrialRow
 from db.records import RunRecord
-from tests.chaos.site import NODES, Site, patient
+from tests.chaos.site import DATABASE, NODES, Site, patient
 
-LINK_CUT = "link cut"  # where there are links
+LINK_CUT, DATABASE_CUT = "link of a node cut", "link of the database cut"
+CUTS = (LINK_CUT, DATABASE_CUT)  # where there are links
 PLAN = {
     "API": 7, "leading coordinator": 8, "standby coordinator": 3, "measure actor": 13,
     "compile actor": 5, "raylet of a node": 6, "Ray head": 3, "PostgreSQL": 7, LINK_CUT: 6,
+    DATABASE_CUT: 4,
 }  # fmt: skip
 RECOVERY_S = 240.0
 CUT_S = (2.0, 8.0)
@@ -67,7 +69,7 @@ class Storm:
 
     def _order(self, plan: Mapping[str, int]) -> list[str]:
         """Return the blows in the order in which they are dealt."""
-        counts = {k: n for k, n in plan.items() if k != LINK_CUT or self.site.network.has_links}
+        counts = {k: n for k, n in plan.items() if k not in CUTS or self.site.network.has_links}
         once, more = list(counts), [k for k, n in counts.items() for _ in range(n - 1)]
         self.rng.shuffle(once)
         self.rng.shuffle(more)
@@ -88,8 +90,8 @@ class Storm:
             return site.services["postgres"].kill("bin/postgres -D")
         if kind == "API":
             return site.services["api"].kill()
-        if kind == LINK_CUT:
-            return self._cut(node)
+        if kind in CUTS:
+            return self._cut(node if kind == LINK_CUT else DATABASE)
         leader = site.leader()
         if leader is None:
             return 0
@@ -98,13 +100,13 @@ class Storm:
         standby = [n for n in site.services if n.startswith("coord") and n != leader.name]
         return site.services[standby[0]].kill() if standby else 0
 
-    def _cut(self, node: str) -> int:
+    def _cut(self, host: str) -> int:
         network = self.site.network
-        assert network.is_up(node), node
-        network.cut(node)
-        assert not network.is_up(node), node
+        assert network.is_up(host), host
+        network.cut(host)
+        assert not network.is_up(host), host
         time.sleep(self.rng.uniform(*CUT_S))
-        network.heal(node)
+        network.heal(host)
         return 1
 
     def _records(self) -> int:

@@ -47,6 +47,19 @@ def measurement(time_s: float | None = 1e-3, **changes: object) -> Measurement:
     return Measurement(**(fields | changes))
 
 
+def run(**changes: object) -> NewRun:
+    spec = {"max_trials": 4}
+    fields: dict[str, object] = {
+        "workload": workload(),
+        "hardware": HARDWARE,
+        "program_digest": "p1",
+        "toolchain": TOOLCHAIN,
+        "spec": spec,
+        "body_hash": digest(spec),
+    }
+    return NewRun(**(fields | changes))
+
+
 @pytest.fixture(scope="session")
 def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("migrated") / "tilecore.db"
@@ -94,19 +107,7 @@ def second_store(store: SqlStore, store_url: str) -> Iterator[SqlStore]:
 
 @pytest.fixture
 def new_run(store: SqlStore) -> Callable[..., RunRecord]:
-    def create(**changes: object) -> RunRecord:
-        spec = {"max_trials": 4}
-        fields: dict[str, object] = {
-            "workload": workload(),
-            "hardware": HARDWARE,
-            "program_digest": "p1",
-            "toolchain": TOOLCHAIN,
-            "spec": spec,
-            "body_hash": digest(spec),
-        }
-        return store.runs.create(NewRun(**(fields | changes)))[0]
-
-    return create
+    return lambda **changes: store.runs.create(run(**changes))[0]
 
 
 @pytest.fixture

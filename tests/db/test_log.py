@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice, product
+from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -25,7 +26,7 @@ from db.migrate import open_database
 from db.models import MeasurementRow, WorkloadFacetRow
 from db.reader import _decoded
 from db.records import MeasurementQuery
-from db.scope import PROBED, Scope, Ways, _farther
+from db.scope import FEW_OF_OWN, PROBED, Scope, Ways, _farther
 from db.shape import first_rows, merged
 from db.store import SqlStore
 from recommender.hardware import HardwareProfile
@@ -53,13 +54,14 @@ def some(seed, number):
     status = rng.choice(STATUSES)
     problem = {"m": rng.choice(SIZES), "n": 64, "k": 32, "dtype": rng.choice(DTYPES)}
     ok = status is MeasureStatus.OK
+    kernel = rng.choice(KERNELS)
     return measurement(
         rng.choice((1, 2, 3, 5, 8)) * 1e-3 if ok else None,
-        workload=Workload.of(rng.choice(KERNELS), problem, rng.choice((0, 1))),
+        workload=Workload.of(kernel, problem, rng.choice((0, 1))),
         config=TileConfig.of(block_M=number),
         hardware=rng.choice(DEVICES),
         toolchain=rng.choice(TOOLCHAINS),
-        program_digest=rng.choice(("p1", "p2")),
+        program_digest=rng.choice(("p1", "p2", f"{kernel}'s")),
         protocol=rng.choice(list(Protocol)),
         status=status,
         measured_at=START + timedelta(hours=rng.randrange(48)),
@@ -126,32 +128,43 @@ FILTERS = {
     "protocol": maybe(Protocol),
     "hardware_key": maybe(d.key for d in DEVICES),
     "toolchain_key": maybe([t.key for t in TOOLCHAINS] + ["unknown"]),
-    "program_digest": maybe(("p1", "p3")),
+    "program_digest": maybe(("p1", "gemm's", "p3")),  # of both kernels, of one, of none
     "since": maybe(START + timedelta(hours=h) for h in (0, 12, 30)),
     "created_by": maybe(("alice", "bob")),
     "until": maybe(START + timedelta(hours=h) for h in (12, 31)),
 }
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    filters=st.fixed_dictionaries(FILTERS), best=st.booleans(), limit=st.sampled_from((3, 40, 500))
+    filters=st.fixed_dictionaries(FILTERS),
+    best=st.booleans(),
+    limit=st.sampled_from((3, 40, 500)),
+    few=st.sampled_from((0, FEW_OF_OWN)),
+    probed=st.sampled_from(((5, 15, 45), PROBED)),
 )
-def test_every_combination_of_filters_pages_like_a_list(filled, filters, best, limit):
+def test_every_combination_of_filters_pages_like_a_list(filled, filters, best, limit, few, probed):
     store, stored = filled
+    store.log._ways = Ways()
     query = MeasurementQuery(**filters, best_first=best)
     found = [number for number, m in stored.items() if matches(query, m)]
     if best:
         found.sort(key=lambda i: (stored[i].time_s, i))
     else:
         found.sort(key=lambda i: (stored[i].measured_at, i), reverse=True)
-    assert all_ids(store, query, limit) == found
+    with patch.multiple("db.scope", FEW_OF_OWN=few, PROBED=probed):
+        assert all_ids(store, query, limit) == found
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
-@given(filters=st.fixed_dictionaries(FILTERS), limit=st.sampled_from((1, 7, 100)))
-def test_winners_are_the_best_of_each_workload_and_device(filled, filters, limit):
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    filters=st.fixed_dictionaries(FILTERS),
+    limit=st.sampled_from((1, 7, 100)),
+    few=st.sampled_from((0, FEW_OF_OWN)),
+)
+def test_winners_are_the_best_of_each_workload_and_device(filled, filters, limit, few):
     store, stored = filled
+    store.log._ways = Ways()
     query = MeasurementQuery(**filters, winners=True)
     best = {}
     for number, m in stored.items():
@@ -159,7 +172,8 @@ def test_winners_are_the_best_of_each_workload_and_device(filled, filters, limit
             order = (m.protocol is not Protocol.CONFIRM, m.time_s, number)
             key = (m.workload.key, m.hardware.key)
             best[key] = min(best.get(key, order), order)
-    found = all_ids(store, query, limit)
+    with patch("db.scope.FEW_OF_OWN", few):
+        found = all_ids(store, query, limit)
     assert sorted(found) == sorted(order[-1] for order in best.values())
     assert len(set(found)) == len(found)
 

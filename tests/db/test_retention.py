@@ -2,15 +2,16 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import exc as sa_exc
-from sqlalchemy import select, text
+from sqlalchemy import select, text, update
 
-from db.models import MeasurementRow
+from db.models import MeasurementRow, RunRow
 from db.records import MeasurementQuery, NewTrial, RetentionPolicy
 from db.service_models import DriftRow
 from recommender.measurement import Protocol
@@ -159,6 +160,34 @@ def test_runs_keep_their_trials_until_they_end_and_go_on_afterwards(
     assert {e.kind for e in store.runs.events(run.id)} == {
         "queued", "started", "succeeded", "extended"
     }  # fmt: skip
+
+
+@BOTH
+def test_a_run_that_is_extended_meanwhile_keeps_its_trials(
+    store, second_store, new_run, make_measurement
+):
+    """It is waited for: it had ended when it was looked at, and goes on when trials are removed."""
+    run = new_run()
+    epoch = store.leader.acquire("me", 60)
+    store.runs.start(run, epoch)
+    proposals = [
+        NewTrial(config=TileConfig.of(block_M=i), protocol=Protocol.SCREEN, purpose="search")
+        for i in range(6)
+    ]
+    store.trials.add(run.id, proposals, epoch)
+    for trial in store.trials.claim(run.id, epoch, 9, 60):
+        time_s = 1e-3 * (1 + trial.sequence)
+        store.trials.accept(trial, epoch, make_measurement(time_s, config=trial.config))
+    store.runs.finish(run.id, epoch, "SUCCEEDED", result={})
+    soon = RetentionPolicy(keep_days=0, keep_best=1, keep_recent=0, keep_training=0)
+    with ThreadPoolExecutor() as pool:
+        with store.database.write() as session:
+            session.execute(update(RunRow).where(RunRow.id == run.id).values(state="QUEUED"))
+            compaction = pool.submit(second_store.retention.compact, soon, vacuum="off")
+            time.sleep(0.5)
+            assert not compaction.done()
+        assert removed(compaction.result(60)) == 0
+    assert len(store.trials.of_run(run.id)) == len(proposals)
 
 
 @BOTH

@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from db.migrate import open_database
 from db.records import MeasurementQuery
 from db.store import SqlStore
-from tests.db.conftest import BOTH, measurement, workload
+from tests.db.conftest import BOTH, measurement, run, workload
 from tilecore.tile_config import TileConfig
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -39,6 +41,68 @@ def test_32_writers_lose_nothing(store_url):
     found = json.loads(done.stdout)
     assert (found["writers"], found["errors"]) == (32, [])
     assert (found["records_lost"], found["updates_lost"]) == (0, 0)
+
+
+@BOTH
+def test_groups_of_the_same_new_workloads_in_opposite_orders_do_not_wait_in_turn(store_url):
+    """PostgreSQL ended one of them as a deadlock, which its client saw as 503."""
+    rounds, size = 6, 40
+    start, faults = threading.Barrier(2), []
+
+    def queue(way):
+        store = SqlStore(open_database(store_url))
+        try:
+            for turn in range(rounds):
+                sizes = range(turn * size + 1, (turn + 1) * size + 1)[::way]
+                group = [run(workload=workload(m), group=f"{turn} {way}") for m in sizes]
+                start.wait(60)
+                store.runs.create_all(group)
+        except Exception as error:  # noqa: BLE001  any fault is one that a user would see
+            faults.append(error)
+            start.abort()
+        finally:
+            store.database.close()
+
+    threads = [threading.Thread(target=queue, args=(way,)) for way in (1, -1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert faults == []
+    store = SqlStore(open_database(store_url))
+    runs = store.runs.list(limit=1000)
+    assert len(runs) == 2 * rounds * size
+    assert {r.workload for r in runs} == {workload(m) for m in range(1, rounds * size + 1)}
+    store.database.close()
+
+
+@BOTH
+def test_models_that_are_promoted_at_once_leave_one_active(store_url):
+    """PostgreSQL refused the second active one of two, which its client saw as 500."""
+    store = SqlStore(open_database(store_url))
+    start = threading.Barrier(4)
+
+    def promote(number):
+        mine = SqlStore(open_database(store_url))
+        ids = []
+        for turn in range(6):
+            start.wait(60)
+            if turn % 2 and number % 2:
+                mine.models.activate(ids[-1])
+                continue
+            ids.append(mine.models.save(
+                kernel="gemm", family="cpu", blob=bytes([number, turn]), feature_schema="s",
+                metrics={}, trained_on=1, promote=True,
+            ))  # fmt: skip
+        mine.database.close()
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(promote, number) for number in range(4)]:
+            done.result(120)
+    models = store.models.list(limit=100)
+    assert Counter(m.state for m in models)["active"] == 1
+    assert len(models) == 4 * 6 - 2 * 3
+    store.database.close()
 
 
 @BOTH

@@ -16,7 +16,7 @@ from db.store import SqlStore
 from tests.chaos.asker import NOBODY, Ask, Asker
 from tests.chaos.site import Site
 from tests.chaos.stand_in import CONFIRM_SHARE, StandInMeasurer, recorded_time_s
-from tests.chaos.storm import LINK_CUT, PLAN, Storm, audit
+from tests.chaos.storm import CUTS, PLAN, Storm, audit
 from tests.postgres import PROGRAMS
 from tilecore.target import cpu_target
 from tilecore.tile_config import TileConfig
@@ -139,7 +139,7 @@ def test_answers_that_cannot_be_are_told():
 def test_each_kind_of_blow_comes_before_any_comes_again(has_links):
     network = SimpleNamespace(has_links=has_links)
     order = Storm(SimpleNamespace(network=network), random.Random(3))._order(PLAN)
-    kinds = set(PLAN) if has_links else set(PLAN) - {LINK_CUT}
+    kinds = set(PLAN) if has_links else set(PLAN) - {*CUTS}
     assert set(order[: len(kinds)]) == kinds
     assert Counter(order) == {kind: PLAN[kind] for kind in kinds}
 
