@@ -40,7 +40,7 @@ def detect() -> HardwareProfile:
         name=processor_name(_read(CPU_INFO)),
         kind="cpu",
         arch=f"x86-64-{target.isa}",
-        cores=usable_cores(usable, CPU_DIRECTORY, _read(CGROUP_QUOTA)),
+        cores=own_cores(),
         vector_bytes=target.vector_bytes,
         vector_registers=target.vector_registers,
         l1d_bytes=caches.get(1, 32 * 1024),
@@ -51,6 +51,11 @@ def detect() -> HardwareProfile:
         aliases=("cpu", "host", "local"),
         driver=driver("cpu"),
     )
+
+
+def own_cores() -> int:
+    """Return how many physical cores of this machine this process may use."""
+    return usable_cores(os.sched_getaffinity(0), CPU_DIRECTORY, _read(CGROUP_QUOTA))
 
 
 def memory_bytes() -> int:
