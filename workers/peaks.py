@@ -7,6 +7,7 @@ neighbours on the machine do not lower the peak; medians throughout.
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -23,6 +24,7 @@ from workers.correctness import aligned_copy
 from workers.device_lock import WAIT_S, device_lock, lock_path
 from workers.errors import ProbeFailed
 from workers.outcome import describe
+from workers.pinning import pin_threads
 from workers.sandbox import Returned, Sandbox, Zygote
 from workers.statistics import median
 from workers.timing import Call, calibrate, sample
@@ -135,9 +137,7 @@ class PeakProbe:
         return found
 
     def _set_threads(self, threads: int) -> None:
-        import tvm_ffi
-
-        tvm_ffi.get_global_func("runtime.config_threadpool")(1, threads)
+        pin_threads(threads, os.sched_getaffinity(0))
 
 
 def measure(
