@@ -4,12 +4,13 @@
 
 Each fault of tests/workers/fault_toolbox.py (segfaults, aborts, exits, hangs in C and in Python,
 memory exhaustion, output without end, processes left behind, a killed worker, wrong, missing and
-stray results, exceptions that cannot be pickled; in the compiler and in the kernel) --each times,
-in random order among --good candidates that busy-wait for a known time. Good ones must all be
-measured, and be measured right; each bad one must get the status of its fault, with its cause. The
-throughput with faults is compared with that of the good ones alone in the same run; a hang costs
-its time limit of 2 s, which is told apart. Memory is filled up to the limit, which takes long:
-these come --greedy times each, one by one, with 120 s, in a pool of their own.
+stray results, exceptions that cannot be pickled, a process spoilt for those that come next; in the
+compiler and in the kernel) --each times, in random order among --good candidates that busy-wait for
+a known time. Good ones must all be measured, and be measured right; each bad one must get the
+status of its fault, with its cause. The throughput with faults is compared with that of the good
+ones alone in the same run; a hang costs its time limit of 2 s, which is told apart. Memory is
+filled up to the limit, which takes long: these come --greedy times each, one by one, with 120 s, in
+a pool of their own.
 
 Parts: ``local``, the corpus on the workers of this machine; ``ray``, the same on a local Ray
 cluster of two nodes, whose attributions must be equal; ``killed``, actors on Ray that are killed
@@ -88,7 +89,9 @@ def delay_s(request: MeasureRequest) -> float:
 
 def bad(faults: Sequence[str], each: int) -> list[MeasureRequest]:
     """Return candidates of each fault, no two alike."""
-    return [screen(f"{name} {i}", name, delay_us=i) for name in faults for i in range(each)]
+    return [
+        screen(f"{name} {i}", name, delay_us=LOWEST_US + i) for name in faults for i in range(each)
+    ]
 
 
 @contextmanager

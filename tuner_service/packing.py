@@ -25,7 +25,8 @@ from tuner_service.errors import InvalidRequest
 from tuner_service.hardware import find_hardware
 from tuner_service.settings import Settings
 from tuner_service.workload_file import read_workloads
-from workers.compile_worker import CompileWorker, compile_zygote
+from workers.compile_worker import CompileWorker, compile_zygote, compilers_of
+from workers.host import own_cores
 from workers.outcome import Compiled, Failure
 from workers.pack_results import read_results
 from workers.packs import PackedCandidate, PackWriter
@@ -122,7 +123,7 @@ def _compilers(settings: Settings, hardware: HardwareProfile) -> Iterator[Compil
     zygote = compile_zygote(toolbox)
     workers = [
         CompileWorker(zygote, toolbox, settings.artifact_dir, settings.compile_timeout_s)
-        for _ in range(settings.compile_workers)
+        for _ in range(settings.compile_workers or compilers_of(own_cores(), 0, hardware.kind))
     ]
     free: queue.SimpleQueue[CompileWorker] = queue.SimpleQueue()
     for worker in workers:

@@ -45,7 +45,7 @@ class Settings(BaseSettings):
     port: int = Field(8711, ge=0, le=65535)
     executor: Literal["auto", "ray", "local"] = "auto"  # auto: Ray, else local
     ray_address: str | None = None  # None: a Ray of its own on this machine
-    compile_workers: int = Field(2, ge=1, le=256)
+    compile_workers: int | None = Field(None, ge=1, le=256)  # per node; None: by its cores
     compile_timeout_s: float = Field(60.0, gt=0)
     run_timeout_s: float = Field(60.0, gt=0)
     queue_depth: int = Field(16, ge=1, le=1024)  # trials handed to the workers at once

@@ -13,7 +13,25 @@ from workers.sandbox import Returned, Sandbox, Zygote
 from workers.toolbox import Toolbox
 
 MEMORY_BYTES = 8 << 30
+PER_DEVICE = 8  # compilers that feed one device: compiling takes several times as long as SCREEN
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+def compilers_of(cores: int, devices: int, kind: str) -> int:
+    """Return how many candidates a node should compile at once, where nobody says.
+
+    Two at least, if there are two cores. Half of the cores are left alone where they are what is
+    measured: a candidate that is timed shares caches and memory with those that compile. Elsewhere
+    one is left for each device, or for the node's own, and all others compile where it has none.
+
+    Args:
+        cores: of the node.
+        devices: that the node measures these candidates on.
+        kind: of the devices.
+    """
+    spare = cores // 2 if kind == "cpu" else cores - max(1, devices)
+    most = min(spare, PER_DEVICE * devices) if devices else spare
+    return max(most, min(2, cores), 1)
 
 
 class CandidateCompiler:

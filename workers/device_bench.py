@@ -16,6 +16,7 @@ from workers.measure_bench import RIVAL, unstable, wrong_result
 from workers.outcome import Failure, Timed
 from workers.problem import Call, Problem
 from workers.statistics import StoppingRule, relative_interval
+from workers.turn import Turn
 
 
 class DeviceBench:
@@ -47,12 +48,13 @@ class DeviceBench:
         if self._rival is None:
             self._rival = problem.rival()
 
-    def check(self, workload: Workload, path: str) -> CheckReport:
-        """Compare one candidate with the reference.
+    def check(self, workload: Workload, path: str) -> float | Failure:
+        """Compare one candidate with the reference; return its error.
 
         One that fails is tried again on new inputs: those before may have suffered from others.
         """
-        return self._checked_call(workload, path)[1]
+        report = self._checked_call(workload, path)[1]
+        return report.max_error if report.passed else wrong_result(report)
 
     def screen(self, workload: Workload, path: str) -> Timed | Failure:
         """Check a candidate, then time it."""
@@ -70,18 +72,26 @@ class DeviceBench:
             return result
         return Timed(times_s=result.times_s, max_error=report.max_error, metrics=result.metrics)
 
-    def confirm(self, workload: Workload, paths: Sequence[str]) -> list[Timed | Failure]:
+    def confirm(
+        self, workload: Workload, paths: Sequence[str], turn: Turn
+    ) -> list[Timed | Failure]:
         """Time checked candidates and the rival in turn."""
         problem = self._of(workload)
         self.prepare_rival(workload)
         timer = self._timer
         assert timer is not None
-        calls = {path: problem.bind(Path(path)) for path in paths}
+        calls = {}
+        for path in paths:
+            turn.begin(path)
+            calls[path] = problem.bind(Path(path))
         if self._rival is not None:
             calls[RIVAL] = self._rival
         start = time.monotonic()
-        samplers = {name: timer.sampler(call) for name, call in calls.items()}
-        times = timing.interleave(samplers, timer.confirming)
+        samplers = {}
+        for name, call in calls.items():
+            turn.begin(name)
+            samplers[name] = timer.sampler(call)
+        times = timing.interleave(samplers, timer.confirming, begin=turn.begin)
         timer.synchronize()
         metrics = {
             **timer.metrics(),

@@ -81,8 +81,12 @@ def interleave(
     rule: StoppingRule,
     clock: Callable[[], float] = time.monotonic,
     budget_s: float = CONFIRM_BUDGET_S,
+    begin: Callable[[str], None] = lambda _: None,
 ) -> dict[str, tuple[float, ...]]:
-    """Return samples of each participant, taken in turn: A B C A B C ..."""
+    """Return samples of each participant, taken in turn: A B C A B C ...
+
+    ``begin`` is told whose turn begins.
+    """
     start = clock()
     times: dict[str, list[float]] = {name: [] for name in samplers}
     while not all(rule.is_enough(samples) for samples in times.values()):
@@ -90,6 +94,7 @@ def interleave(
         if taken >= FEW_SAMPLES and clock() - start > budget_s:
             break
         for name, sampler in samplers.items():
+            begin(name)
             times[name].append(sampler.sample())
     return {name: tuple(samples) for name, samples in times.items()}
 

@@ -40,7 +40,7 @@ def detect() -> HardwareProfile:
         name=processor_name(_read(CPU_INFO)),
         kind="cpu",
         arch=f"x86-64-{target.isa}",
-        cores=usable_cores(usable, CPU_DIRECTORY, _read(CGROUP_QUOTA)),
+        cores=own_cores(),
         vector_bytes=target.vector_bytes,
         vector_registers=target.vector_registers,
         l1d_bytes=caches.get(1, 32 * 1024),
@@ -51,6 +51,11 @@ def detect() -> HardwareProfile:
         aliases=("cpu", "host", "local"),
         driver=driver("cpu"),
     )
+
+
+def own_cores() -> int:
+    """Return how many physical cores of this machine this process may use."""
+    return usable_cores(os.sched_getaffinity(0), CPU_DIRECTORY, _read(CGROUP_QUOTA))
 
 
 def memory_bytes() -> int:
@@ -81,13 +86,20 @@ def usable_cores(usable: Iterable[int], directory: Path, quota: str) -> int:
         directory: /sys/devices/system/cpu.
         quota: content of the cgroup's cpu.max: "max 100000" or "150000 100000" (µs per period).
     """
-    cpus = list(usable)
-    siblings = {_read(directory / f"cpu{i}/topology/thread_siblings_list") or str(i) for i in cpus}
-    cores = len(siblings)
+    cores = len(one_per_core(usable, directory))
     fields = quota.split()
     if len(fields) == 2 and fields[0] != "max":
         cores = min(cores, max(1, math.floor(int(fields[0]) / int(fields[1]))))
     return max(1, cores)
+
+
+def one_per_core(usable: Iterable[int], directory: Path = CPU_DIRECTORY) -> list[int]:
+    """Return the first of the usable logical CPUs of each physical core."""
+    first: dict[str, int] = {}
+    for cpu in sorted(usable):
+        siblings = _read(directory / f"cpu{cpu}/topology/thread_siblings_list")
+        first.setdefault(siblings or str(cpu), cpu)
+    return list(first.values())
 
 
 def cache_sizes(directory: Path) -> dict[int, int]:

@@ -21,6 +21,7 @@ from workers.problem import Call, Problem
 from workers.quiet import QuietCores
 from workers.statistics import CONFIRMING, SCREENING, relative_interval
 from workers.toolbox import Toolbox
+from workers.turn import Turn
 
 RIVAL = "rival"
 
@@ -50,9 +51,10 @@ class MeasureBench:
         if "torch" in sys.modules:
             sys.modules["torch"].set_num_threads(workload.threads or self._cores)
 
-    def check(self, workload: Workload, path: str) -> CheckReport:
-        """Compare one candidate, run with all threads, with the reference."""
-        return self._of(workload).check(self._bind(workload, path))
+    def check(self, workload: Workload, path: str) -> float | Failure:
+        """Compare one candidate, run with all threads, with the reference; return its error."""
+        report = self._of(workload).check(self._bind(workload, path))
+        return report.max_error if report.passed else wrong_result(report)
 
     def screen(self, workload: Workload, path: str) -> Timed | Failure:
         """Check a candidate, then time it on one thread's CPU time."""
@@ -71,9 +73,15 @@ class MeasureBench:
         metrics["relative_interval"] = interval if np.isfinite(interval) else 0.0
         return Timed(times_s=times_s, max_error=report.max_error, metrics=metrics)
 
-    def confirm(self, workload: Workload, paths: Sequence[str]) -> list[Timed | Failure]:
+    def confirm(
+        self, workload: Workload, paths: Sequence[str], turn: Turn
+    ) -> list[Timed | Failure]:
         """Time checked candidates and the rival in turn, wall clock, with all threads."""
-        participants = {path: self._bind(workload, path) for path in paths}
+        participants = {}
+        for path in paths:
+            turn.begin(path)
+            participants[path] = self._bind(workload, path)
+        turn.begin(RIVAL)
         self.prepare_rival(workload)
         if self._rival is not None:
             participants[RIVAL] = self._rival
@@ -81,7 +89,7 @@ class MeasureBench:
         observed = _Observation.start()
         is_alone = (workload.threads or self._cores) == 1
         with self._quiet.one() if is_alone else nullcontext():
-            times = timing.interleave(participants, CONFIRMING)
+            times = timing.interleave(participants, CONFIRMING, begin=turn.begin)
         has_rival = {"has_rival": float(RIVAL in times)}
         metrics = {**observed.metrics(self._cores), **waited, **has_rival}
         reference = times.get(RIVAL, ())

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from recommender.measurement import MeasureStatus
 from recommender.workload import Workload
 from tilecore.errors import ToolchainMissing
 from workers.device_lock import device_lock
 from workers.errors import WorkerLost
 from workers.host import MEASURED_BYTES, candidate_memory_bytes
-from workers.measure_bench import MeasureBench, wrong_result
+from workers.measure_bench import MeasureBench
 from workers.outcome import Compiled, Failure, Timed, describe, run_failure
 from workers.portable_problem import ORACLE_S
 from workers.sandbox import Outcome, Raised, Returned, Sandbox, TimedOut, Zygote
 from workers.toolbox import Toolbox
+from workers.turn import Turn
 
 CONFIRM_TIMEOUT_S = 60.0  # rounds stop after 30 s; neighbours can stretch that
-RENEWED_AFTER = 1024  # candidates of a device's process: what they loaded stays in it
+RENEWED_AFTER = 1024  # candidates of a process: what they loaded stays in it
+MOST_LEFT_OUT = 3  # of a confirmation, before its candidates are timed one by one
 TOO_LARGE = "OutOfMemoryError"  # torch's, of inputs that a device has no room for
 PREPARE_TIMEOUT_S = 600.0  # our own code: random inputs and a float64 reference
 
@@ -47,6 +52,11 @@ def measure_zygote(toolbox: Toolbox, cores: int) -> Zygote:
 class MeasureWorker:
     """Measures candidates one call at a time, exclusively on its device.
 
+    Candidates share a process until something goes wrong in it. Then it is discarded; and since the
+    fault may be another's that came before, what failed in a process that others had used is run
+    again, once, in a new one with new inputs: that verdict counts. (What hung is not: it would cost
+    its time limit twice.)
+
     Args:
         zygote: forks the candidates' processes.
         toolbox: what they run.
@@ -54,8 +64,9 @@ class MeasureWorker:
         timeout_s: of a candidate.
         lock: of the device.
         bench: what checks and times in their processes.
-        is_tainted_by_errors: whether a process whose candidate failed is worth nothing any more: an
-            error of a CUDA device stays in the process that caused it.
+        is_device: whether candidates run on a device, which may itself be at fault, and whose
+            memory is its own: its bench then knows how to check again what computed wrong results.
+            Candidates of a CPU write where the bench keeps what it compares with.
     """
 
     def __init__(
@@ -67,12 +78,12 @@ class MeasureWorker:
         timeout_s: float,
         lock: Path,
         bench: Callable[..., Any] = MeasureBench,
-        is_tainted_by_errors: bool = False,
+        is_device: bool = False,
     ) -> None:
         self._sandbox = Sandbox(zygote, bench, toolbox, cores)
         self._timeout_s = timeout_s
         self._lock = lock
-        self._is_tainted_by_errors = is_tainted_by_errors
+        self._is_device = is_device
         self._served = 0  # candidates that this process has run
 
     def screen(self, workload: Workload, compiled: Compiled) -> Timed | Failure:
@@ -82,33 +93,26 @@ class MeasureWorker:
             WorkerError: the worker failed, not the candidate (WK7xx).
         """
         with device_lock(self._lock):
-            outcome = self._of_candidate(workload, "screen", compiled.path)
-        if isinstance(outcome, Failure):
-            return outcome
-        if isinstance(outcome, Returned):
-            result: Timed | Failure = outcome.value
-            return result
-        return run_failure(outcome, "run")
+            found: Timed | Failure = self._of_candidate(workload, "screen", compiled.path, "run")
+            return found
 
     def confirm(self, workload: Workload, batch: Sequence[Compiled]) -> list[Timed | Failure]:
         """Check candidates and time them by the CONFIRM protocol, interleaved with the rival.
 
         Returns one result per candidate, in order. A candidate that takes the child down does not
-        spoil the others: they are timed again without it.
+        spoil the others: they are timed again, in turn, without it.
         """
+        failed: dict[str, Timed | Failure] = {}
+        errors: dict[str, float] = {}
         with device_lock(self._lock):
-            results: dict[int, Timed | Failure] = {}
-            errors: dict[int, float] = {}
-            for i, compiled in enumerate(batch):
-                checked = self._check(workload, compiled)
-                if isinstance(checked, Failure):
-                    results[i] = checked
+            for compiled in batch:
+                error = self._of_candidate(workload, "check", compiled.path, "check")
+                if isinstance(error, Failure):
+                    failed[compiled.path] = error
                 else:
-                    errors[i] = checked
-            good = list(errors)
-            for i, timed in zip(good, self._time(workload, [batch[i] for i in good]), strict=True):
-                results[i] = _with_error(timed, errors[i])
-            return [results[i] for i in range(len(batch))]
+                    errors[compiled.path] = error
+            results = {**failed, **self._time(workload, errors)}
+        return [results[compiled.path] for compiled in batch]
 
     def recover(self) -> None:
         """Nothing to wait for: the next call starts what it needs."""
@@ -121,73 +125,99 @@ class MeasureWorker:
         """End the child process; not while a call is in progress."""
         self._sandbox.close()
 
+    def _of_candidate(self, workload: Workload, method: str, path: str, phase: str) -> Any:
+        """Return what a call of one candidate returned, or its Failure."""
+        while True:
+            refused = self._prepare(workload)
+            if refused is not None:
+                return refused
+            was_used = self._served > 0
+            self._served += 1
+            outcome = self._call(method, workload, path, timeout_s=self._timeout_s)
+            if was_used and self._is_fault(outcome) and not isinstance(outcome, TimedOut):
+                continue
+            return outcome.value if isinstance(outcome, Returned) else run_failure(outcome, phase)
+
+    def _time(
+        self, workload: Workload, errors: Mapping[str, float]
+    ) -> Mapping[str, Timed | Failure]:
+        """Return times of checked candidates, taken in turn, or their failures, by path.
+
+        The one whose turn it was when the process died or hung is left out, and the others are
+        timed again in turn. Those left out, or all where there is nobody or too many to name, come
+        last: each in a process of its own, at another moment (metric ``is_apart``).
+        """
+        found: dict[str, Timed | Failure] = {}
+        together, apart = list(errors), list[str]()
+        while together:
+            results, culprit = self._take_turns(workload, together)
+            if culprit is None:
+                found.update(zip(together, results, strict=True))
+                break
+            is_known = culprit in together and len(apart) < MOST_LEFT_OUT
+            left_out = {culprit} if is_known else set(together)
+            apart += [path for path in together if path in left_out]
+            together = [path for path in together if path not in left_out]
+        for path in apart:
+            self._discard()
+            [found[path]], _ = self._take_turns(workload, [path])
+        return {path: _with(found[path], errors[path], path in apart) for path in errors}
+
+    def _take_turns(
+        self, workload: Workload, paths: Sequence[str]
+    ) -> tuple[list[Timed | Failure], str | None]:
+        """Return times of candidates taken in turn, and None.
+
+        Where the process did not get through: a failure for each, and whose turn it was.
+        """
+        refused = self._prepare(workload, "prepare_rival")
+        if refused is not None:
+            return [refused] * len(paths), None
+        self._served += len(paths)
+        limit_s = CONFIRM_TIMEOUT_S + self._timeout_s * len(paths)
+        with tempfile.NamedTemporaryFile(prefix="tilecore-turn-") as file:
+            turn = Turn(Path(file.name))
+            outcome = self._call("confirm", workload, paths, turn, timeout_s=limit_s)
+            if isinstance(outcome, Returned):
+                return outcome.value, None
+            return [run_failure(outcome, "run")] * len(paths), turn.whose()
+
     def _prepare(self, workload: Workload, step: str = "prepare") -> Failure | None:
+        """Make the inputs, unless the process has them; return why there are none."""
+        if self._served >= RENEWED_AFTER:
+            self._discard()
+        was_used = self._served > 0
         # what somebody sent runs in here, too: to say what candidates must compute
         limit_s = PREPARE_TIMEOUT_S if workload.source is None else 2 * self._timeout_s + ORACLE_S
-        is_new = not self._served
         outcome = self._call(step, workload, timeout_s=limit_s)
-        if is_new and self._is_tainted_by_errors:
+        if was_used and not isinstance(outcome, Returned):
+            outcome = self._call(step, workload, timeout_s=limit_s)
+        if isinstance(outcome, Returned):
+            return None
+        if self._is_device:
             _complain_of_device(outcome)
-        return None if isinstance(outcome, Returned) else run_failure(outcome, "inputs")
-
-    def _of_candidate(
-        self, workload: Workload, method: str, argument: Any, *, step: str = "prepare",
-        timeout_s: float | None = None,
-    ) -> Outcome | Failure:  # fmt: skip
-        """Run candidates in a process that has their inputs; a Failure is one of the inputs.
-
-        Where errors taint the process, what failed in a process that others had used before is run
-        again in a new one: the fault may be theirs.
-        """
-        if self._is_tainted_by_errors and self._served >= RENEWED_AFTER:
-            self._sandbox.close()
-            self._served = 0
-        while True:
-            was_used = self._served > 0
-            outcome: Outcome | Failure | None = self._prepare(workload, step)
-            if outcome is None:
-                self._served += 1
-                limit_s = self._timeout_s if timeout_s is None else timeout_s
-                outcome = self._call(method, workload, argument, timeout_s=limit_s)
-                if self._is_tainted_by_errors and _lacks_toolchain(outcome):
-                    raise WorkerLost(worker="the device", reason=describe(outcome))
-            is_clear = isinstance(outcome, Returned | TimedOut)
-            if is_clear or not (was_used and self._is_tainted_by_errors):
-                return outcome
+        return run_failure(outcome, "inputs")
 
     def _call(self, method: str, *args: Any, timeout_s: float) -> Outcome:
+        """Return what became of a call; a process in which something went wrong is discarded."""
         outcome = self._sandbox.call(method, *args, timeout_s=timeout_s)
-        if not isinstance(outcome, Returned):
-            if self._is_tainted_by_errors:
-                self._sandbox.close()
-            self._served = 0
+        if self._is_fault(outcome):
+            self._discard()
+        if self._is_device and _lacks_toolchain(outcome):
+            raise WorkerLost(worker="the device", reason=describe(outcome))
         return outcome
 
-    def _check(self, workload: Workload, compiled: Compiled) -> Failure | float:
-        outcome = self._of_candidate(workload, "check", compiled.path)
-        if isinstance(outcome, Failure):
-            return outcome
+    def _is_fault(self, outcome: Outcome) -> bool:
+        """Return whether nothing in the process can be trusted any more."""
         if not isinstance(outcome, Returned):
-            return run_failure(outcome, "check")
-        report = outcome.value
-        return float(report.max_error) if report.passed else wrong_result(report)
+            return True
+        found = outcome.value
+        is_wrong = isinstance(found, Failure) and found.status is MeasureStatus.WRONG_RESULT
+        return is_wrong and not self._is_device
 
-    def _time(self, workload: Workload, batch: Sequence[Compiled]) -> list[Timed | Failure]:
-        if not batch:
-            return []
-        paths = [compiled.path for compiled in batch]
-        limit_s = CONFIRM_TIMEOUT_S + self._timeout_s * len(paths)
-        outcome = self._of_candidate(
-            workload, "confirm", paths, step="prepare_rival", timeout_s=limit_s
-        )
-        if isinstance(outcome, Failure):
-            return [outcome] * len(batch)
-        if isinstance(outcome, Returned):
-            results: list[Timed | Failure] = outcome.value
-            return results
-        if len(batch) == 1:
-            return [run_failure(outcome, "run")]
-        return [self._time(workload, [compiled])[0] for compiled in batch]
+    def _discard(self) -> None:
+        self._sandbox.close()
+        self._served = 0
 
 
 def _complain_of_device(outcome: Outcome) -> None:
@@ -197,7 +227,7 @@ def _complain_of_device(outcome: Outcome) -> None:
     """
     if not isinstance(outcome, Raised):
         return
-    if _lacks_toolchain(outcome) or (not outcome.code and outcome.kind != TOO_LARGE):
+    if not outcome.code and outcome.kind != TOO_LARGE:
         raise WorkerLost(worker="the device", reason=describe(outcome))
 
 
@@ -205,12 +235,8 @@ def _lacks_toolchain(outcome: Outcome) -> bool:
     return isinstance(outcome, Raised) and outcome.code == ToolchainMissing.code
 
 
-def _with_error(result: Timed | Failure, max_error: float) -> Timed | Failure:
+def _with(result: Timed | Failure, max_error: float, is_apart: bool) -> Timed | Failure:
     if isinstance(result, Failure):
         return result
-    return Timed(
-        times_s=result.times_s,
-        reference_times_s=result.reference_times_s,
-        max_error=max_error,
-        metrics=result.metrics,
-    )
+    metrics = {**result.metrics, "is_apart": float(is_apart)}
+    return replace(result, max_error=max_error, metrics=metrics)

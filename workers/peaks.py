@@ -7,9 +7,11 @@ neighbours on the machine do not lower the peak; medians throughout.
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,8 +21,10 @@ from tilecore import amx
 from tilecore.inference.dots import DOTS
 from tilecore.target import Target, cpu_target
 from workers.correctness import aligned_copy
+from workers.device_lock import WAIT_S, device_lock, lock_path
 from workers.errors import ProbeFailed
 from workers.outcome import describe
+from workers.pinning import pin_threads
 from workers.sandbox import Returned, Sandbox, Zygote
 from workers.statistics import median
 from workers.timing import Call, calibrate, sample
@@ -133,18 +137,27 @@ class PeakProbe:
         return found
 
     def _set_threads(self, threads: int) -> None:
-        import tvm_ffi
-
-        tvm_ffi.get_global_func("runtime.config_threadpool")(1, threads)
+        pin_threads(threads, os.sched_getaffinity(0))
 
 
 def measure(
     hardware: HardwareProfile,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    *,
+    lock: Path | None = None,
+    wait_s: float = WAIT_S,
 ) -> HardwareProfile:
     """Return the profile with measured rates in place of defaults.
 
+    Args:
+        hardware: this machine's processor.
+        now: the date of the rates.
+        lock: of the processor, held while it is probed; None: that which all on the machine take.
+        wait_s: how long to wait for the lock.
+
     Raises:
+        DeviceBusy: somebody else measures for longer than ``wait_s`` (WK703).
+        LockRefused: this user may not open the lock (WK712).
         ProbeFailed: a probe crashed, hung or gave an implausible rate (WK706).
         UnknownTarget: no code can be generated for this processor (TC304).
     """
@@ -156,20 +169,28 @@ def measure(
         memory_bytes=MEMORY_BYTES,
     )
     sandbox = Sandbox(zygote, PeakProbe, cpu_target(hardware.features or None))
-    cores = hardware.cores
     try:
-        peaks = {dtype: _ask(sandbox, "fma_flop_per_s", dtype) for dtype in DTYPES}
-        tiled = [d for d in DOTS if d.is_tiled and d.features <= set(hardware.features)]
-        for dtype in sorted({t for d in tiled for t in d.operands}):
-            peaks[dtype] = _ask(sandbox, "tile_flop_per_s", dtype)
-        _check_plausible(peaks)
-        one_core = _ask(sandbox, "bandwidth_bytes_per_s", 1)
-        all_cores = _ask(sandbox, "bandwidth_bytes_per_s", cores)
-        launch_s = _ask(sandbox, "launch_s", cores)
-        whole_s, turns_s = _ask(sandbox, "reading_s", (1, PIECE), (ROWS, PIECE))
+        sandbox.start()  # its imports need no lock
+        with device_lock(lock or lock_path(hardware.kind), wait_s):
+            return _probed(hardware, sandbox, now)
     finally:
         sandbox.close()
         zygote.close()
+
+
+def _probed(
+    hardware: HardwareProfile, sandbox: Sandbox, now: Callable[[], datetime]
+) -> HardwareProfile:
+    cores = hardware.cores
+    peaks = {dtype: _ask(sandbox, "fma_flop_per_s", dtype) for dtype in DTYPES}
+    tiled = [d for d in DOTS if d.is_tiled and d.features <= set(hardware.features)]
+    for dtype in sorted({t for d in tiled for t in d.operands}):
+        peaks[dtype] = _ask(sandbox, "tile_flop_per_s", dtype)
+    _check_plausible(peaks)
+    one_core = _ask(sandbox, "bandwidth_bytes_per_s", 1)
+    all_cores = _ask(sandbox, "bandwidth_bytes_per_s", cores)
+    launch_s = _ask(sandbox, "launch_s", cores)
+    whole_s, turns_s = _ask(sandbox, "reading_s", (1, PIECE), (ROWS, PIECE))
     return dataclasses.replace(
         hardware,
         peak_flop_per_s=peaks,

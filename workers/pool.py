@@ -11,8 +11,9 @@ from pathlib import Path
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement
 from recommender.ports import Measurer, MeasureRequest
-from workers.compile_worker import CompileWorker, compile_zygote
+from workers.compile_worker import CompileWorker, compile_zygote, compilers_of
 from workers.gate import Gate
+from workers.host import own_cores
 from workers.measure_pool import MeasurePool
 from workers.rig import Rig
 from workers.spares import Spares
@@ -27,7 +28,7 @@ class LocalPool(MeasurePool):
         hardware: HardwareProfile,
         *,
         artifact_dir: Path,
-        compile_workers: int = 2,
+        compile_workers: int | None = None,
         compile_timeout_s: float = 60.0,
         run_timeout_s: float = 60.0,
         toolbox: Toolbox | None = None,
@@ -38,6 +39,7 @@ class LocalPool(MeasurePool):
         """Start processes for ``devices`` devices of a kind.
 
         Those that candidates are forked from come from and go to ``spares``, where there are any.
+        ``compile_workers`` candidates are compiled at once (None: as many as suits this machine).
 
         Raises:
             DeviceMissing: this machine does not have them (WK708).
@@ -54,7 +56,7 @@ class LocalPool(MeasurePool):
         super().__init__(hardware, toolbox=tools)
         compilers = [
             CompileWorker(compiling, tools, artifact_dir, compile_timeout_s)
-            for _ in range(compile_workers)
+            for _ in range(compile_workers or compilers_of(own_cores(), devices, hardware.kind))
         ]
         meters = [meter for _, meter in built]
         self.add_node("local", f"local:{platform.node()}", compilers, meters, gate)

@@ -27,7 +27,7 @@ from ray.exceptions import (
 from recommender.hardware import HardwareProfile
 from recommender.workload import Workload
 from tilecore.tile_config import TileConfig
-from workers.compile_worker import CompileWorker, compile_zygote
+from workers.compile_worker import CompileWorker, compile_zygote, compilers_of
 from workers.device_lock import WAIT_S
 from workers.errors import WorkerError, WorkerLost
 from workers.gate import Gate
@@ -168,7 +168,7 @@ class RayPool(MeasurePool):
         artifact_dir: Path,
         epoch: int,
         installation: str = "",
-        compile_workers: int = 2,
+        compile_workers: int | None = None,
         compile_timeout_s: float = 60.0,
         run_timeout_s: float = 60.0,
         toolbox: Toolbox | None = None,
@@ -179,7 +179,8 @@ class RayPool(MeasurePool):
         """Start actors on the nodes of the cluster that this process joined, else on this machine.
 
         ``there`` are the nodes that may be used (None: all), ``gate_of`` returns a node's gate by
-        its key, which the pools of several kinds of hardware share.
+        its key, which the pools of several kinds of hardware share. ``compile_workers`` candidates
+        are compiled at once per node (None: as many as suits it), but not more than it has cores.
 
         Raises:
             ClusterUnavailable: no local Ray can be started (WK707).
@@ -249,7 +250,10 @@ class RayPool(MeasurePool):
         self._opened += 1  # the names of a node's earlier actors may still be taken
         owner = f"{self._installation}:{self._epoch}"
         place = f"{owner}:{self.hardware.key[:12]}:{node.key[:12]}:{self._opened}"
-        tools, compiles = self._toolbox, node.compiles_for(self.hardware.kind)
+        tools, kind = self._toolbox, self.hardware.kind
+        devices = node.devices if node.resource == resource_name(self.hardware) else 0
+        wanted = self._compile_workers or compilers_of(node.cpus, devices, kind)
+        compiling = min(wanted, max(1, node.cpus)) if node.compiles_for(kind) else 0
         compilers = [
             ActorLane(
                 name := f"compile:{place}:{i}",
@@ -258,7 +262,7 @@ class RayPool(MeasurePool):
                 ),
                 self._compile_timeout_s + 2 * START_TIMEOUT_S,
             )
-            for i in range(min(self._compile_workers, max(1, node.cpus)) if compiles else 0)
+            for i in range(compiling)
         ]
         device = {resource_name(self.hardware): 1.0}
         meters = [
@@ -269,7 +273,7 @@ class RayPool(MeasurePool):
                 ),
                 WAIT_S + 2 * PREPARE_TIMEOUT_S + 100 * self._run_timeout_s,
             )
-            for i in range(node.devices if node.resource == resource_name(self.hardware) else 0)
+            for i in range(devices)
         ]
         self.add_node(
             node.key, f"ray:{node.name}", compilers, meters, self._gate_of(node.key), node.driver

@@ -84,7 +84,7 @@ class Rig:
             timeout_s=self.timeout_s,
             lock=lock_path(lock),
             bench=self.bench,
-            is_tainted_by_errors=self.hardware.kind != "cpu",
+            is_device=self.hardware.kind != "cpu",
         )
 
     def _device(self) -> GpuDevice:

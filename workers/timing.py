@@ -77,20 +77,25 @@ def interleave(
     clock: Clock = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
     budget_s: float = CONFIRM_BUDGET_S,
+    begin: Callable[[str], None] = lambda _: None,
 ) -> dict[str, tuple[float, ...]]:
     """Return the samples of each participant, taken in turn: A B C A B C …, in seconds per call.
 
     Rounds end when the rule has enough of every participant, or when ``budget_s`` is used up and
-    FEW_SAMPLES are taken.
+    FEW_SAMPLES are taken. ``begin`` is told whose turn begins, before the pause.
     """
     start = clock()
-    calls = {name: calibrate(call, clock) for name, call in participants.items()}
+    calls = {}
+    for name, call in participants.items():
+        begin(name)
+        calls[name] = calibrate(call, clock)
     times: dict[str, list[float]] = {name: [] for name in participants}
     while not all(rule.is_enough(samples) for samples in times.values()):
         taken = min(len(samples) for samples in times.values())
         if taken >= FEW_SAMPLES and clock() - start > budget_s:
             break
         for name, call in participants.items():
+            begin(name)
             sleep(PAUSE_S)
             count, call_s = calls[name]
             for _ in range((call_s <= SLOW_CALL_S) + (call_s <= LONG_CALL_S)):

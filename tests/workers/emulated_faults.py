@@ -12,9 +12,9 @@ from tilecore import kernels
 from tilecore.artifact import Artifact
 from tilecore.ir.nodes import PrimFunc
 from tilecore.tile_config import KnobValue, TileConfig
-from workers.correctness import CheckReport
 from workers.device_toolbox import COMPILE_MODULES, RUN_MODULES, EmulatedToolbox
 from workers.outcome import Compiled, Failure, Timed
+from workers.turn import Turn
 
 HARDWARE = load_profile("emulated a100")
 PROBLEM = {"m": 64, "n": 64, "k": 64, "dtype": "float16", "out_dtype": "float16"}
@@ -88,9 +88,9 @@ class StickyBench:
 
     prepare_rival = prepare
 
-    def check(self, workload: Workload, path: str) -> CheckReport:
+    def check(self, workload: Workload, path: str) -> float | Failure:
         self.screen(workload, path)
-        return CheckReport(0.0)
+        return 0.0
 
     def screen(self, workload: Workload, path: str) -> Timed | Failure:
         name = self.name(path)
@@ -100,8 +100,14 @@ class StickyBench:
         self._is_poisoned = name == "poison"
         return Timed(times_s=(1e-3,))
 
-    def confirm(self, workload: Workload, paths: Sequence[str]) -> list[Timed | Failure]:
-        return [self.screen(workload, path) for path in paths]
+    def confirm(
+        self, workload: Workload, paths: Sequence[str], turn: Turn
+    ) -> list[Timed | Failure]:
+        found = []
+        for path in paths:
+            turn.begin(path)
+            found.append(self.screen(workload, path))
+        return found
 
     def _complain(self) -> None:
         if self._is_poisoned:

@@ -39,6 +39,8 @@ FAULTS = [
     ("unwritten", S.WRONG_RESULT, "never written"),
     ("input", S.WRONG_RESULT, "input 0 was written to"),
     ("beyond", S.WRONG_RESULT, "beyond its ends"),
+    ("stray", S.OK, ""),  # whoever comes after them suffers
+    ("heap", S.OK, ""),
 ]
 
 
@@ -79,8 +81,8 @@ class MeasurerContract:
     ) -> None:
         requests = []
         for fault, _, _ in FAULTS:
-            requests.append(screen(fault, fault))
-            requests.append(screen(f"after {fault}", delay_us=100))  # steady on a busy machine
+            requests.append(screen(fault, fault, delay_us=100))  # steady on a busy machine
+            requests.append(screen(f"after {fault}", delay_us=101))
         found = wait_for_all(measurer, requests, WAIT_S)
         for fault, status, detail in FAULTS:
             assert found[fault].status is status, (fault, found[fault].detail)

@@ -49,8 +49,8 @@ class Recorded:
 def test_participants_take_turns_until_all_are_known_well():
     log: list[str] = []
     steady, noisy = Recorded("a", [1.0], log), Recorded("b", [1.6, 1.8, 2.0, 2.2, 2.4], log)
-    found = interleave({"a": steady, "b": noisy}, DEVICE_CONFIRMING)
-    assert log == ["a", "b"] * (len(log) // 2)
+    found = interleave({"a": steady, "b": noisy}, DEVICE_CONFIRMING, begin=log.append)
+    assert log == ["a", "a", "b", "b"] * (len(log) // 4)  # each is named before its sample
     assert len(found["a"]) == len(found["b"]) == DEVICE_CONFIRMING.max_samples
     assert len(interleave({"a": Recorded("a", [1.0], [])}, DEVICE_CONFIRMING)["a"]) == 10
 

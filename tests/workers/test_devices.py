@@ -142,7 +142,7 @@ def test_each_device_has_a_process_that_sees_no_other_and_a_lock(two_h200):
     assert seen == ["GPU-6d5b", "GPU-77aa"]
     assert all(zygote.memory_bytes is None for zygote, _ in built)
     assert len({worker._lock for _, worker in built}) == 2
-    assert all(worker._is_tainted_by_errors for _, worker in built)
+    assert all(worker._is_device for _, worker in built)
     with pytest.raises(DeviceMissing, match=r"WK708.*3 x NVIDIA H200.*found 2"):
         replace(rig, index=2).build()
     offered = replace(load_profile("h200"), driver="NVIDIA 580.159.04")

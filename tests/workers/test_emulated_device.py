@@ -128,7 +128,7 @@ def test_a_process_does_not_keep_all_that_was_ever_loaded(
     zygote = Zygote("device", ["tests.workers.emulated_faults"])
     worker = MeasureWorker(
         zygote, FaultyToolbox(), cores=1, timeout_s=20.0, lock=tmp_path / "lock",
-        bench=StickyBench, is_tainted_by_errors=True,
+        bench=StickyBench, is_device=True,
     )  # fmt: skip
     try:
         found = [
@@ -145,7 +145,7 @@ def test_a_candidate_does_not_pay_for_what_another_one_did(tmp_path: Path) -> No
     zygote = Zygote("sticky device", ["tests.workers.emulated_faults"])
     worker = MeasureWorker(
         zygote, FaultyToolbox(), cores=1, timeout_s=20.0, lock=tmp_path / "lock",
-        bench=StickyBench, is_tainted_by_errors=True,
+        bench=StickyBench, is_device=True,
     )  # fmt: skip
 
     def candidate(name: str) -> Compiled:

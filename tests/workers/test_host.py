@@ -36,6 +36,8 @@ def test_hyperthreads_and_quotas_are_not_cores(tmp_path: Path) -> None:
         topology = tmp_path / f"cpu{cpu}" / "topology"
         topology.mkdir(parents=True)
         (topology / "thread_siblings_list").write_text(siblings + "\n")
+    assert host.one_per_core([3, 2, 1, 0], tmp_path) == [0, 1]
+    assert host.one_per_core([2, 3, 7], tmp_path) == [2, 3, 7]
     assert host.usable_cores(range(4), tmp_path, "max 100000") == 2
     assert host.usable_cores([0, 2], tmp_path, "") == 1
     assert host.usable_cores(range(4), tmp_path, "150000 100000") == 1

@@ -1,10 +1,17 @@
-"""Measured peaks: tiles of AMX beside vectors."""
+"""Measured peaks: tiles of AMX beside vectors; the processor to themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 from tilecore.lowering.cpu.peaks import reading_probe
 from tilecore.target import cpu_target, host_features
-from workers.peaks import PeakProbe
+from workers import host
+from workers.device_lock import device_lock
+from workers.errors import DeviceBusy
+from workers.peaks import PeakProbe, measure
 
 
 @pytest.mark.skipif("amx_int8" not in host_features(), reason="this machine has no tiles")
@@ -23,3 +30,9 @@ def test_reading_adds_up_every_number_whatever_the_way():
 def test_reading_wants_whole_pieces():
     with pytest.raises(ValueError, match="expected 3 parts of pieces of 64, found 1024 elements"):
         reading_probe(1024, 3, 64, cpu_target())
+
+
+def test_nothing_is_probed_while_somebody_measures(tmp_path: Path) -> None:
+    lock = tmp_path / "cpu.lock"
+    with device_lock(lock), pytest.raises(DeviceBusy, match="WK703"):
+        measure(host.detect(), lock=lock, wait_s=0.0)

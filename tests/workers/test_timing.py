@@ -53,12 +53,17 @@ def test_screen_takes_more_samples_while_they_disagree():
 def test_participants_take_turns_after_a_pause_and_a_warm_call():
     machine = Machine()
     calls = {"a": machine.call("a", 0.05), "b": machine.call("b", 0.01)}
-    times = interleave(calls, RULE, machine.clock, machine.sleep)
+    times = interleave(
+        calls, RULE, machine.clock, machine.sleep,
+        begin=lambda name: machine.log.append(f"{name}:"),
+    )  # fmt: skip
     assert times["a"] == pytest.approx((0.05,) * 3)
     assert times["b"] == pytest.approx((0.01,) * 3)
-    rounds = machine.log[machine.log.index("sleep") :]
-    assert rounds[:7] == ["sleep", "a", "a", "sleep", "b", "b", "b"]
-    assert rounds.count("sleep") == 6
+    first = machine.log.index("sleep") - 1
+    assert machine.log[:first] == ["a:", "a", "b:", "b", "b"]
+    turns = ["a:", "sleep", "a", "a", "b:", "sleep", "b", "b", "b"]
+    assert machine.log[first : first + len(turns)] == turns
+    assert machine.log.count("sleep") == 6
 
 
 def test_a_budget_ends_the_samples_but_not_before_a_few():
