@@ -18,7 +18,8 @@ OPEN_STATES = ("QUEUED", "RUNNING", "PAUSED", "WAITING_FOR_HARDWARE")
 DEFAULT_PRIORITY = 10
 MAX_TRIALS = 100_000  # of a run
 MAX_TIME_S = 7 * 86_400.0
-MAX_SEED = 2**31 - 1
+MAX_INTEGER = 2**31 - 1  # that a column of PostgreSQL's INTEGER holds, as most ids are
+MAX_SEED = MAX_INTEGER
 CAUSES = ("stale", "drift")  # of runs that the system queues by itself
 
 
