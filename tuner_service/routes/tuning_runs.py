@@ -116,7 +116,7 @@ def list_trials(
         f"trials:{run_id}:{state}", limit, cursor,
         lambda count, last: store.trials.page(run.id, state=state, limit=count, after=last),
     )  # fmt: skip
-    return TrialPage(items=[_trial(t) for t in found], next_cursor=more)
+    return TrialPage(items=[trial_to_wire(t) for t in found], next_cursor=more)
 
 
 @router.get("/{run_id:name}/result", responses=documented(404))
@@ -273,7 +273,8 @@ def _run_out(run: RunRecord, trials: dict[str, int]) -> TuningRunOut:
     )
 
 
-def _trial(trial: TrialRecord) -> TrialOut:
+def trial_to_wire(trial: TrialRecord) -> TrialOut:
+    """Return a trial as it goes over the wire."""
     measured = trial.measurement
     return TrialOut(
         sequence=trial.sequence,
