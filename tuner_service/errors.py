@@ -23,6 +23,7 @@ from db.errors import (
     UnknownRun,
     UnknownStudy,
     UnknownTrial,
+    ValueOutOfRange,
 )
 from recommender.errors import UnknownHardware
 from tilecore.errors import (
@@ -367,6 +368,10 @@ UNKNOWN = (
     UnknownKernel, UnknownHardware, UnknownRun, UnknownNode, UnknownKey, UnknownStudy, UnknownTrial,
     UnknownModel, UnknownProgram,
 )  # fmt: skip
+UNFIT = (
+    InvalidProblem, IdempotencyConflict, NotOneSpace, FormatMissing, ProgramTooCostly,
+    ValueOutOfRange,
+)  # fmt: skip
 CONFLICTS = (AlreadyMade, IllegalTransition, BudgetUsedUp, StudyClosed, LeaseLost, AlreadyTold)
 
 
@@ -378,8 +383,7 @@ def http_status(error: TileError) -> int:
         return 404
     if isinstance(error, CONFLICTS):
         return 409
-    unfit = (InvalidProblem, IdempotencyConflict, NotOneSpace, FormatMissing, ProgramTooCostly)
-    if isinstance(error, unfit):
+    if isinstance(error, UNFIT):
         return 422
     if isinstance(error, (DatabaseError, CompileFailed, ToolchainMissing, WorkerError)):
         return 503

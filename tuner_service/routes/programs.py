@@ -19,6 +19,7 @@ from tuner_service.program_schemas import (
     ProgramPage,
 )
 from tuner_service.routes.context import (
+    BIGINT,
     CreatedBy,
     Cursor,
     Limit,
@@ -65,6 +66,7 @@ def list_programs(
     found, more = page_of(
         f"programs:{created_by!r}", limit, cursor,
         lambda count, last: store.programs.list(created_by=created_by, limit=count, before=last),
+        most=BIGINT,
     )  # fmt: skip
     return ProgramPage(items=[_brief(record) for record in found], next_cursor=more)
 

@@ -19,6 +19,7 @@ from tuner_service.jobs import Effort, partial_result, submit
 from tuner_service.problems import documented
 from tuner_service.questions import Question
 from tuner_service.routes.context import (
+    BIGINT,
     AppSettings,
     CreatedBy,
     Cursor,
@@ -92,6 +93,7 @@ def list_tuning_runs(
         lambda count, last: store.runs.list(
             state=state, kernel=kernel, group=group, created_by=created_by, limit=count, before=last
         ),
+        most=BIGINT,
     )  # fmt: skip
     return TuningRunPage(items=all_to_wire(store, runs), next_cursor=more)
 
@@ -115,6 +117,7 @@ def list_trials(
     found, more = page_of(
         f"trials:{run_id}:{state}", limit, cursor,
         lambda count, last: store.trials.page(run.id, state=state, limit=count, after=last),
+        most=BIGINT,
     )  # fmt: skip
     return TrialPage(items=[trial_to_wire(t) for t in found], next_cursor=more)
 
