@@ -352,6 +352,17 @@ class ServiceStopping(ServiceError):
     default_hint = "try again after `Retry-After` seconds, with the same Idempotency-Key"
 
 
+class OtherSite(ServiceError):
+    """A request that a page of another site may have had a browser send."""
+
+    code, title, status = "SV940", "other-site", 403
+    template = "expected {expected}, found {found}"
+    default_hint = (
+        "programs send no `Origin` and ask by the address that the service listens on; with "
+        "TILECORE_AUTH=required whoever has a key is let in, by any name"
+    )
+
+
 class FaultyParts(Exception):
     """Several questions came in one request, and some of them cannot be used.
 

@@ -157,7 +157,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return the OpenAPI description of error responses."""
     titles = {
         401: "No valid API key",
-        403: "The key's role does not reach that far",
+        403: "The key's role does not reach that far, or a page of another site sent it",
         404: "Unknown kernel, program, hardware, run or node",
         405: "Method not allowed",
         408: "The body did not come in time",

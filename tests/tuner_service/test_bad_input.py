@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
-from fastapi.testclient import TestClient
 
 import tilecore as tilelang
 import tilecore.language as T
+from tests.tuner_service.serving import TestClient
 from tests.tuner_service.test_app import GEMM, problem
 from tests.tuner_service.test_programs import SIZES, as_data
 from tests.tuner_service.test_studies import STUDY

@@ -7,14 +7,13 @@ from html.parser import HTMLParser
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from fastapi.testclient import TestClient
 
 from db.records import NewTrial
 from recommender.measurement import Measurement, MeasureStatus, Protocol
 from recommender.workload import Workload
 from tests.tuner_service import browser
 from tests.tuner_service.conftest import gemm
-from tests.tuner_service.serving import served
+from tests.tuner_service.serving import LOCAL, TestClient, served
 from tests.tuner_service.table_measurer import HARDWARE, TOOLCHAIN, TableMeasurer
 from tests.tuner_service.test_app import GEMM, coordinate
 from tilecore.tile_config import TileConfig
@@ -580,7 +579,7 @@ def test_a_cookie_reads_and_changes_nothing(serve, store):
 
 def test_over_https_the_cookie_is_secure(serve, store):
     client = serve(auth="required")
-    client.base_url = "https://testserver"
+    client.base_url = f"https://{LOCAL}"
     _, secret = store.keys.create("ann", "read")
     answer = client.post("/dashboard/login", data={"key": secret}, follow_redirects=False)
     assert answer.headers["location"] == "/dashboard"
@@ -630,7 +629,7 @@ def test_other_sites_can_log_nobody_in(serve, store):
     _, secret = store.keys.create("ann", "read")
     others = (
         {"Sec-Fetch-Site": "cross-site"},
-        {"Origin": "http://testserver:80"},
+        {"Origin": "http://127.0.0.1:80"},
         {"Origin": "null"},
     )
     for headers in others:
@@ -638,7 +637,7 @@ def test_other_sites_can_log_nobody_in(serve, store):
             answer = client.post(address, data={"key": secret}, headers=headers)
             assert answer.status_code == 403
             assert "set-cookie" not in answer.headers
-    own = {"Origin": "http://testserver"}
+    own = {"Origin": f"http://{LOCAL}"}
     answer = client.post("/dashboard/login", data={"key": secret}, headers=own)
     assert answer.history[0].status_code == 303
 

@@ -7,11 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from fastapi.testclient import TestClient
 
 from db.records import MeasurementQuery
 from recommender.hardware import HardwareProfile
-from tests.tuner_service.serving import served
+from tests.tuner_service.serving import TestClient, served
 from tests.tuner_service.test_app import GEMM, coordinate, problem
 from tests.tuner_service.test_studies import STUDY
 from tilecore.tile_config import digest

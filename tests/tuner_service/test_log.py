@@ -8,11 +8,11 @@ import sys
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from fastapi.testclient import TestClient
 
 from recommender.measurement import Measurement, MeasureStatus, Protocol
 from recommender.recorded import RecordedSpace
 from tests.tuner_service.conftest import gemm
+from tests.tuner_service.serving import TestClient
 from tests.tuner_service.table_measurer import HARDWARE, TOOLCHAIN
 from tilecore.tile_config import TileConfig
 from tuner_service.app import create_app

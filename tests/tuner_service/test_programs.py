@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import uvicorn
-from fastapi.testclient import TestClient
 
 from recommender.hardware import load_profile
 from recommender.portable_tracing import portable
 from tests.recommender import user_programs as programs
 from tests.tilecore.document_faults import damaged, generator
+from tests.tuner_service.serving import TestClient
 from tests.tuner_service.table_measurer import TableMeasurer
 from tests.tuner_service.test_app import coordinate, problem
 from tests.tuner_service.test_cli import cli  # noqa: F401

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fastapi.testclient import TestClient
 from sqlalchemy import update
 
 from db.service_models import StudyRow
@@ -15,6 +14,7 @@ from recommender.hardware import load_profile
 from recommender.recorded import RecordedSpace
 from recommender.space import SearchSpace
 from tests.recommender import user_programs
+from tests.tuner_service.serving import TestClient
 from tests.tuner_service.test_app import problem
 from tests.tuner_service.test_programs import as_data
 from tilecore import kernels
