@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Annotated, Any
 
 from anyio.to_thread import run_sync
@@ -20,6 +21,7 @@ from tuner_service.program_schemas import (
 )
 from tuner_service.routes.context import (
     BIGINT,
+    AppAnswers,
     CreatedBy,
     Cursor,
     Limit,
@@ -44,11 +46,11 @@ Digest = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
     },
 )
 async def create_program(
-    request: Request, response: Response, store: Store, sender: Sender
+    request: Request, response: Response, store: Store, answers: AppAnswers, sender: Sender
 ) -> ProgramOut:
     """Store a program; the same one again changes nothing."""
     body = await request.body()
-    read = await run_sync(program_desk().read, body)
+    read = await answers.looked_at(partial(program_desk().read, body), program=True)
     record, is_new = await run_sync(
         store.programs.add, read.digest, read.name, read.document, sender.author
     )
@@ -72,10 +74,11 @@ def list_programs(
 
 
 @router.get("/{digest:name}", responses=documented(404))
-def get_program(digest: Digest, store: Store) -> ProgramDocumentOut:
+async def get_program(digest: Digest, store: Store, answers: AppAnswers) -> ProgramDocumentOut:
     """Return a program as it came first."""
-    record = store.programs.get(digest)
-    described = _described(record, program_desk().read(record.document))
+    record = await run_sync(store.programs.get, digest)
+    read = await answers.looked_at(partial(program_desk().read, record.document), program=True)
+    described = _described(record, read)
     return ProgramDocumentOut(**described, document=json.loads(record.document))
 
 

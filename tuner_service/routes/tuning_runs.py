@@ -20,6 +20,7 @@ from tuner_service.problems import documented
 from tuner_service.questions import Question
 from tuner_service.routes.context import (
     BIGINT,
+    AppAnswers,
     AppSettings,
     CreatedBy,
     Cursor,
@@ -58,23 +59,29 @@ MAX_EVENT_ID = 2**62
         **documented(404, 413, 422),
     },
 )
-def create_tuning_run(
+async def create_tuning_run(
     request: TuningRunRequest,
     response: Response,
     store: Store,
     settings: AppSettings,
+    answers: AppAnswers,
     sender: Sender,
     idempotency_key: IdempotencyKey = None,
 ) -> TuningRunOut:
     """Queue a tuning run; the coordinator works on it."""
-    question, effort = understood(store, settings, request)
-    run, is_new = submit(
-        store, question, effort, idempotency_key=idempotency_key, created_by=sender.key_name
-    )
-    response.headers["Location"] = f"/v1/tuning-runs/{run.public_id}"
+
+    def queue() -> tuple[TuningRunOut, bool]:
+        question, effort = understood(store, settings, request)
+        run, is_new = submit(
+            store, question, effort, idempotency_key=idempotency_key, created_by=sender.key_name
+        )
+        return to_wire(store, run), is_new
+
+    run, is_new = await answers.looked_at(queue, program=request.program is not None)
+    response.headers["Location"] = f"/v1/tuning-runs/{run.id}"
     if not is_new:
         response.status_code = 200
-    return to_wire(store, run)
+    return run
 
 
 @router.get("", responses=documented(422))
