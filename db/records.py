@@ -405,19 +405,26 @@ class NodeRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramRecord:
-    """A program that came as data.
+class ProgramEntry:
+    """A program that came as data, as lists have it.
 
     Attributes:
         digest: identifies it wherever its source stands.
         name: of the function that makes it.
-        document: the canonical text as it came first, source places included.
+        size_bytes: of its document.
         created_by: whose key sent it.
     """
 
     id: int
     digest: str
     name: str
-    document: bytes
+    size_bytes: int
     created_by: str
     created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramRecord(ProgramEntry):
+    """A program with its document: the canonical text as it came first, source places included."""
+
+    document: bytes

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Path, Request, Response
 
-from db.records import ProgramRecord
+from db.records import ProgramEntry, ProgramRecord
 from tuner_service.problems import documented
 from tuner_service.program_schemas import (
     REQUEST,
@@ -82,11 +82,11 @@ async def get_program(digest: Digest, store: Store, answers: AppAnswers) -> Prog
     return ProgramDocumentOut(**described, document=json.loads(record.document))
 
 
-def _brief(record: ProgramRecord) -> ProgramBrief:
+def _brief(record: ProgramEntry) -> ProgramBrief:
     return ProgramBrief(
         digest=record.digest,
         name=record.name,
-        size_bytes=len(record.document),
+        size_bytes=record.size_bytes,
         created_by=record.created_by,
         created_at=record.created_at,
     )
