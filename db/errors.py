@@ -86,6 +86,13 @@ class AlreadyMade(DatabaseError):
     )
 
 
+class ValueOutOfRange(DatabaseError):
+    """A value that the type of its column cannot hold."""
+
+    code, title = "DB831", "value-out-of-range"
+    template = "expected values that the database can hold, found one that it cannot: {reason}"
+
+
 class ModelCorrupt(DatabaseError):
     """The bytes of a stored cost model are not those that were saved."""
 

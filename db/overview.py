@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
 from sqlalchemy import func, select
+from sqlalchemy.orm import defer
 
 from db.models import FacetRow, HardwareRow, MeasurementRow, NodeRow, RunRow, TrialRow
 from db.service_models import ModelRow
@@ -13,15 +15,25 @@ from db.session import Database
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ActiveModel:
+    """A cost model that answers."""
+
+    origin: str
+    trained_on: int
+    metrics: Mapping[str, float]
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """Numbers of rows, and the metrics of the active cost models.
+    """Numbers of rows, and the active cost models.
 
     Attributes:
         runs: by state.
         trials: by state.
         lost_executions: executions of trials whose worker or coordinator was lost.
         measurements: by kernel and status.
-        models: (kernel, family of devices) -> metric -> value, of the active models.
+        models: the active ones, by kernel and family of devices.
         devices: of the cluster's nodes, by the name of the hardware and the state of the node.
     """
 
@@ -29,7 +41,7 @@ class Counts:
     trials: Mapping[str, int]
     lost_executions: int
     measurements: Mapping[tuple[str, str], int]
-    models: Mapping[tuple[str, str], Mapping[str, float]]
+    models: Mapping[tuple[str, str], ActiveModel]
     devices: Mapping[tuple[str, str], int]
 
 
@@ -51,8 +63,11 @@ def count(database: Database) -> Counts:
         .join(HardwareRow, HardwareRow.id == NodeRow.hardware_id)
         .group_by(HardwareRow.name, NodeRow.state)
     )
-    models = select(ModelRow.kernel, ModelRow.family, ModelRow.metrics).where(
-        ModelRow.state == "active"
+    models = (
+        select(ModelRow)
+        .where(ModelRow.state == "active")
+        .options(defer(ModelRow.blob))
+        .order_by(ModelRow.kernel, ModelRow.family)
     )
     with database.read() as session:
         runs = session.execute(select(RunRow.state, func.count()).group_by(RunRow.state))
@@ -64,10 +79,15 @@ def count(database: Database) -> Counts:
                 session.execute(select(lost).where(TrialRow.attempt > 1)).scalar_one()
             ),
             measurements={(k, s): int(n) for k, s, n in session.execute(kinds)},
-            models={(kernel, of): _numbers(found) for kernel, of, found in session.execute(models)},
+            models={(row.kernel, row.family): _active(row) for row in session.scalars(models)},
             devices={(name, s): int(n) for name, s, n in session.execute(devices)},
         )
 
 
-def _numbers(metrics: Mapping[str, object]) -> dict[str, float]:
-    return {name: float(v) for name, v in metrics.items() if isinstance(v, (int, float))}
+def _active(row: ModelRow) -> ActiveModel:
+    return ActiveModel(
+        origin=row.origin,
+        trained_on=row.trained_on,
+        metrics={n: float(v) for n, v in row.metrics.items() if isinstance(v, (int, float))},
+        created_at=row.created_at,
+    )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 from sqlalchemy import exc as sa_exc
 from sqlalchemy import select
+from sqlalchemy.orm import defer
 
 from db.errors import UnknownProgram
-from db.records import ProgramRecord
+from db.records import ProgramEntry, ProgramRecord
 from db.service_models import TileProgramRow
 from db.session import Database
 
@@ -33,6 +35,7 @@ class Programs:
                     digest=digest,
                     name=name,
                     document=zlib.compress(document),
+                    size_bytes=len(document),
                     created_by=created_by,
                     created_at=self._database.now(session),
                 )
@@ -62,23 +65,28 @@ class Programs:
 
     def list(
         self, *, created_by: str | None = None, limit: int = 50, before: int | None = None
-    ) -> Sequence[ProgramRecord]:
-        """Return programs, newest first; ``before`` is the id to go on from."""
-        query = select(TileProgramRow).order_by(TileProgramRow.id.desc()).limit(limit)
+    ) -> Sequence[ProgramEntry]:
+        """Return programs without documents, newest first; ``before`` is the id to go on from."""
+        query = select(TileProgramRow).options(defer(TileProgramRow.document))
+        query = query.order_by(TileProgramRow.id.desc()).limit(limit)
         if created_by is not None:
             query = query.where(TileProgramRow.created_by == created_by)
         if before is not None:
             query = query.where(TileProgramRow.id < before)
         with self._database.read() as session:
-            return [_program(row) for row in session.scalars(query)]
+            return [ProgramEntry(**_entry(row)) for row in session.scalars(query)]
 
 
 def _program(row: TileProgramRow) -> ProgramRecord:
-    return ProgramRecord(
-        id=row.id,
-        digest=row.digest,
-        name=row.name,
-        document=zlib.decompress(row.document),
-        created_by=row.created_by,
-        created_at=row.created_at,
-    )
+    return ProgramRecord(**_entry(row), document=zlib.decompress(row.document))
+
+
+def _entry(row: TileProgramRow) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "digest": row.digest,
+        "name": row.name,
+        "size_bytes": row.size_bytes,
+        "created_by": row.created_by,
+        "created_at": row.created_at,
+    }

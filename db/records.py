@@ -18,7 +18,8 @@ OPEN_STATES = ("QUEUED", "RUNNING", "PAUSED", "WAITING_FOR_HARDWARE")
 DEFAULT_PRIORITY = 10
 MAX_TRIALS = 100_000  # of a run
 MAX_TIME_S = 7 * 86_400.0
-MAX_SEED = 2**31 - 1
+MAX_INTEGER = 2**31 - 1  # that a column of PostgreSQL's INTEGER holds, as most ids are
+MAX_SEED = MAX_INTEGER
 CAUSES = ("stale", "drift")  # of runs that the system queues by itself
 
 
@@ -404,19 +405,26 @@ class NodeRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramRecord:
-    """A program that came as data.
+class ProgramEntry:
+    """A program that came as data, as lists have it.
 
     Attributes:
         digest: identifies it wherever its source stands.
         name: of the function that makes it.
-        document: the canonical text as it came first, source places included.
+        size_bytes: of its document.
         created_by: whose key sent it.
     """
 
     id: int
     digest: str
     name: str
-    document: bytes
+    size_bytes: int
     created_by: str
     created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramRecord(ProgramEntry):
+    """A program with its document: the canonical text as it came first, source places included."""
+
+    document: bytes

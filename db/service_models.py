@@ -195,6 +195,7 @@ class TileProgramRow(Base):
     digest: Mapped[str] = mapped_column(String(32), unique=True)
     name: Mapped[str] = mapped_column(String(128))
     document: Mapped[bytes] = mapped_column(LargeBinary)
+    size_bytes: Mapped[int] = mapped_column(server_default="0")  # of the JSON
     created_by: Mapped[str] = mapped_column(String(64))
     created_at: Mapped[datetime]
 

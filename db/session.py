@@ -32,6 +32,7 @@ from db.errors import (
     DatabaseUnreachable,
     NotADatabase,
     SchemaChanged,
+    ValueOutOfRange,
 )
 from db.file_url import file_url
 from db.identities import FRESH, REMEMBERED, Natural
@@ -47,6 +48,7 @@ PLANNED_ONCE = (
     "set_config('jit', 'off', false)"
 )
 UNDEFINED = ("42P01", "42703")  # PostgreSQL: no such table, no such column
+READ_ONLY = "25006"  # PostgreSQL: a standby, or one that was told to write nothing
 NO_SUCH = ("no such table: ", "no such column: ", "has no column named")  # SQLite
 MAX_PREPARED = 500  # statements: there is one for every combination of filters
 MAX_REMEMBERED = 200_000  # ids of identities: some 50 MB
@@ -211,6 +213,11 @@ class Database:
             return None
         if getattr(error.orig, "sqlstate", "") in UNDEFINED or any(w in text for w in NO_SUCH):
             return SchemaChanged(url=self.shown_url, reason=text.splitlines()[0])
+        if isinstance(error, sa_exc.DataError):
+            return ValueOutOfRange(reason=text.splitlines()[0])
+        if getattr(error.orig, "sqlstate", "") == READ_ONLY:
+            hint = "have TILECORE_DATABASE_URL name the server that writes, not a copy of it"
+            return DatabaseError(url=self.shown_url, reason=text.splitlines()[0], hint=hint)
         if "disk is full" in text:
             return DatabaseError(url=self.shown_url, reason=text, hint="free some disk space")
         if "disk I/O error" in text:  # also where a full disk has no room for the files beside it

@@ -26,7 +26,7 @@ _COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: lambda a, b: a == b, ast.NotEq: lambda a, b: a != b,
     ast.Lt: lambda a, b: a < b, ast.LtE: lambda a, b: a <= b,
     ast.Gt: lambda a, b: a > b, ast.GtE: lambda a, b: a >= b,
-    ast.In: lambda a, b: np.isin(a, b), ast.NotIn: lambda a, b: ~np.isin(a, b),
+    ast.In: lambda a, b: _is_in(a, b), ast.NotIn: lambda a, b: ~_is_in(a, b),
 }  # fmt: skip
 _UNARY: Mapping[type[ast.unaryop], Callable[[Any], Any]] = {
     ast.Not: np.logical_not,
@@ -60,32 +60,37 @@ class Condition:
         if len(nodes) > MAX_NODES:
             raise self._fault(f"{len(nodes)} parts, more than {MAX_NODES}")
         called = {node.func for node in nodes if isinstance(node, ast.Call)}
+        looked_in = {n.comparators[-1] for n in nodes if isinstance(n, ast.Compare) and _ends_in(n)}
         for node in nodes:
             if node not in called:
                 self._check(node, parameters)
+            if isinstance(node, ast.Tuple | ast.List) and node not in looked_in:
+                raise self._fault(f"`{ast.unparse(node)}`, in which nothing is looked for")
         self.names = {n.id for n in nodes if isinstance(n, ast.Name)} & set(parameters)
 
     def holds(self, columns: Columns, wanted: NDArray[np.bool_] | None = None) -> NDArray[np.bool_]:
         """Return where the condition holds.
 
         Args:
-            columns: values of the parameters, by name.
+            columns: values of the parameters, by name, which are broadcast against each other: a
+                grid's, each along an axis of its own, are never copied out.
             wanted: the configurations of which it is asked; None: all. Others may get any value.
 
         Raises:
             InvalidExternalSpace: it does not compute with these values, or divides by zero where
                 what stands before it has not settled the matter, as in Python (RC610).
         """
-        count = len(next(iter(columns.values())))
+        if wanted is None:
+            wanted = np.ones(np.broadcast_shapes(*(c.shape for c in columns.values())), bool)
         try:
             with np.errstate(all="ignore"):
-                found = _value(self._tree, columns, _all(count) if wanted is None else wanted)
-            return np.broadcast_to(_truth(found), (count,))
-        except (TypeError, ValueError) as error:
+                found = _value(self._tree, columns, wanted)
+            return np.broadcast_to(_truth(found), wanted.shape)
+        except (TypeError, ValueError, OverflowError) as error:
             raise self._fault(f"values it cannot compute with: {error}") from error
         except _DividedByZero as error:
-            used = sorted(self.names)
-            row = ", ".join(f"{name} = {_shown(columns[name][error.row])}" for name in used)
+            used = {name: np.broadcast_to(columns[name], wanted.shape) for name in self.names}
+            row = ", ".join(f"{n} = {_shown(used[n].flat[error.at])}" for n in sorted(used))
             where = f" where {row}: ask for another value before" if row else ""
             raise self._fault(f"a division by zero{where}") from error
 
@@ -118,11 +123,11 @@ _PARTS = (
 
 
 class _DividedByZero(Exception):
-    """An operation that Python refuses, in the configuration ``row``."""
+    """An operation that Python refuses, in the configuration ``at`` of those that are asked of."""
 
-    def __init__(self, row: int) -> None:
-        super().__init__(row)
-        self.row = row
+    def __init__(self, at: int) -> None:
+        super().__init__(at)
+        self.at = at
 
 
 def _value(node: ast.expr, columns: Columns, reached: NDArray[np.bool_]) -> Any:
@@ -138,12 +143,14 @@ def _value(node: ast.expr, columns: Columns, reached: NDArray[np.bool_]) -> Any:
             return _UNARY[type(operator)](_value(operand, columns, reached))
         case ast.BinOp(left=left, op=binary, right=right):
             a, b = _value(left, columns, reached), _value(right, columns, reached)
+            if _is_text(a) or _is_text(b):  # NumPy joins them, however long they get
+                raise TypeError("texts can only be compared")
             _refuse_zero(type(binary), a, b, reached)
             return _BINARY[type(binary)](a, b)
         case ast.BoolOp(op=logic, values=parts):
             return _until_settled(isinstance(logic, ast.And), parts, columns, reached)
         case ast.Compare(left=first, ops=operators, comparators=others):
-            before, found = _value(first, columns, reached), _all(len(reached))
+            before, found = _value(first, columns, reached), np.ones(reached.shape, bool)
             for compare, other in zip(operators, others, strict=True):
                 value = _value(other, columns, reached & found)
                 found = found & _truth(_COMPARE[type(compare)](before, value))
@@ -159,7 +166,7 @@ def _until_settled(
     is_and: bool, parts: list[ast.expr], columns: Columns, reached: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
     """Return a conjunction or disjunction; a part is wanted where those before it left it open."""
-    found = np.full(len(reached), is_and)
+    found = np.full(reached.shape, is_and)
     for part in parts:
         truth = _truth(_value(part, columns, reached & (found == is_and)))
         found = found & truth if is_and else found | truth
@@ -178,12 +185,26 @@ def _refuse_zero(operator: type[ast.operator], a: Any, b: Any, reached: NDArray[
         raise _DividedByZero(int(np.argmax(fails)))
 
 
+def _is_in(value: Any, options: Any) -> NDArray[np.bool_]:
+    if not isinstance(options, list):
+        raise TypeError("`in` asks for values in brackets: (1, 2)")
+    found = np.zeros((), bool)
+    for option in options:
+        found = found | (value == option)
+    return found
+
+
+def _ends_in(comparison: ast.Compare) -> bool:
+    """Return whether a comparison ends with ``in (...)``, the one place for several values."""
+    return isinstance(comparison.ops[-1], ast.In | ast.NotIn)
+
+
+def _is_text(value: Any) -> bool:
+    return np.asarray(value).dtype.kind == "U"
+
+
 def _shown(value: Any) -> str:
     return repr(str(value)) if isinstance(value, str) else f"{value:g}"
-
-
-def _all(count: int) -> NDArray[np.bool_]:
-    return np.ones(count, bool)
 
 
 def _truth(value: Any) -> NDArray[np.bool_]:

@@ -26,7 +26,11 @@ MAX_ENUMERATED = 4_000_000  # combinations of values that are looked at
 MAX_CONFIGS = 200_000
 MAX_CODES = 2**62  # combinations of the values of listed configurations
 MAX_PARAMETERS, MAX_VALUES, MAX_CONDITIONS = 32, 1024, 64
+MAX_TEXT = 1024  # characters of a name, and of a value
 Value = bool | int | float | str
+_NO_T1 = (  # the last two: values that are written too deep
+    AttributeError, KeyError, TypeError, ValueError, SyntaxError, RecursionError, MemoryError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +101,7 @@ class ExternalSpace:
                 if given.get("Default") is not None:
                     default[name] = given["Default"]
             conditions = tuple(str(c["Expression"]) for c in space.get("Conditions", ()))
-        except (AttributeError, KeyError, TypeError, ValueError, SyntaxError) as error:
+        except _NO_T1 as error:
             found = f"no {error}" if isinstance(error, KeyError) else str(error)
             raise _fault("T1 document", "ConfigurationSpace.TuningParameters", found) from error
         space_of = cls(parameters, conditions)
@@ -187,16 +191,13 @@ class ExternalSpace:
         if self.listed is not None:
             return self._listed_codes()
         mask = np.ones(self._sizes, bool)
+        grid = np.meshgrid(*map(_column, self.parameters.values()), indexing="ij", sparse=True)
+        columns = dict(zip(self.parameters, grid, strict=True))
         for text in self.conditions:
             condition = Condition(text, self.parameters)
-            names = [name for name in self.parameters if name in condition.names]
-            names = names or [next(iter(self.parameters))]
-            choices = np.meshgrid(*(_column(self.parameters[n]) for n in names), indexing="ij")
-            columns = {n: c.ravel() for n, c in zip(names, choices, strict=True)}
-            others = tuple(i for i, n in enumerate(self.parameters) if n not in names)
-            holds = condition.holds(columns, mask.any(axis=others).ravel())  # conditions in turn
-            shape = [len(v) if n in names else 1 for n, v in self.parameters.items()]
-            mask &= np.reshape(holds, shape)
+            others = tuple(i for i, n in enumerate(self.parameters) if n not in condition.names)
+            wanted = np.any(mask, axis=others, keepdims=True)  # by those before it
+            mask &= condition.holds(columns, wanted)
         codes = np.flatnonzero(mask)
         if not 0 < len(codes) <= MAX_CONFIGS:
             expected = f"1 to {MAX_CONFIGS} configurations that keep all conditions"
@@ -237,8 +238,9 @@ def _check_parameters(parameters: Mapping[str, tuple[Value, ...]]) -> None:
     if not 1 <= len(parameters) <= MAX_PARAMETERS:
         raise _fault("parameters", f"1 to {MAX_PARAMETERS}", str(len(parameters)))
     for name, values in parameters.items():
-        if not name.isidentifier():
-            raise _fault("parameter", "a name of letters, digits and _", repr(name))
+        if not name.isidentifier() or len(name) > MAX_TEXT:
+            expected = f"a name of at most {MAX_TEXT} letters, digits and _"
+            raise _fault("parameter", expected, _begin(name))
         if not 1 <= len(values) <= MAX_VALUES:
             raise _fault(f"values of {name}", f"1 to {MAX_VALUES}", str(len(values)))
         kinds = {"text" if isinstance(v, str) else "number" for v in values}
@@ -249,13 +251,25 @@ def _check_parameters(parameters: Mapping[str, tuple[Value, ...]]) -> None:
             or any(not isinstance(v, str) and not _is_exact(v) for v in values)
         ):
             expected = "numbers below 2^53, or texts, not both"
-            raise _fault(f"values of {name}", expected, repr(values)[:80])
+            raise _fault(f"values of {name}", expected, _begin(values))
+        too_long = [v for v in values if isinstance(v, str) and len(v) > MAX_TEXT]
+        if too_long:
+            expected = f"texts of at most {MAX_TEXT} characters"
+            raise _fault(f"values of {name}", expected, _begin(too_long[0]))
         if len(set(values)) != len(values):
-            raise _fault(f"values of {name}", "each value once", repr(values)[:80])
+            raise _fault(f"values of {name}", "each value once", _begin(values))
+
+
+def _begin(value: object) -> str:
+    """Return how the text of a value begins."""
+    try:
+        return repr(value)[:80]
+    except ValueError:  # Python writes no integer of more than 4300 digits
+        return "an integer of more than 4300 digits"
 
 
 def _is_exact(value: float) -> bool:
-    return math.isfinite(value) and abs(value) <= 2**53
+    return abs(value) <= 2**53  # a number, and finite
 
 
 def _column(values: Sequence[Value]) -> NDArray[Any]:

@@ -36,8 +36,9 @@ from tuner_service.errors import (
 )
 from tuner_service.guessing import Guesses
 from tuner_service.metrics import Metrics
+from tuner_service.origins import SAFE, refuse_other_hosts, refuse_other_sites
 from tuner_service.problems import problem_response
-from tuner_service.settings import Settings
+from tuner_service.settings import LOOPBACK, Settings
 
 OPEN_PATHS = (
     "/healthz", "/readyz", "/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc",
@@ -179,6 +180,7 @@ class Access:
     def __init__(self, app: ASGIApp, settings: Settings, keyring: Keyring) -> None:
         self._app = app
         self._needs_key = settings.needs_key
+        self._is_local = settings.host in LOOPBACK
         self._keyring = keyring
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -199,8 +201,13 @@ class Access:
         await self._app(scope, receive, send)
 
     async def _sender(self, scope: Scope) -> Principal:
-        given = Headers(scope=scope).get("authorization", "")
+        headers = Headers(scope=scope)
+        given = headers.get("authorization", "")
         if not given and not self._needs_key:
+            if self._is_local:
+                refuse_other_hosts(headers)
+            if scope["method"] not in SAFE:
+                refuse_other_sites(headers)
             return ANONYMOUS
         if not given and scope["method"] == "GET":  # other sites can let a browser send the rest
             kept = HTTPConnection(scope).cookies.get(COOKIE, "")

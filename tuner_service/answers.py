@@ -12,6 +12,8 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
+from typing import TypeVar
 
 from anyio.to_thread import run_sync
 
@@ -46,6 +48,7 @@ MAX_WAITING = 64  # questions that are worked out, or wait for it
 REFUSE_AFTER_S = 0.25
 PROGRAMS = PLACES  # that are looked at: as many as there are processes for it
 Answerable = RecommendationRequest | DispatchTableRequest
+Found = TypeVar("Found")
 
 
 class Answers:
@@ -123,13 +126,23 @@ class Answers:
             TileError: see ``dispatch_answers.advance_table``.
         """
         if order.request.program is not None:
-            async with self._place_for_program():
-                return await run_sync(advance_table, self._store, order)
+            return await self.looked_at(partial(advance_table, self._store, order), program=True)
         async with self._cores:
             made = await self.desk.told(self._memory.moment, ORDER + order.model_dump_json())
             if made is not None:
                 return made
             return await run_sync(advance_table, self._store, order)
+
+    async def looked_at(self, call: Callable[[], Found], *, program: bool) -> Found:
+        """Return what a call returns, in a thread, once there is a place if it is about a program.
+
+        Raises:
+            DeskBusy: too many programs are being looked at (WK711).
+        """
+        if not program:
+            return await run_sync(call)
+        async with self._place_for_program():
+            return await run_sync(call)
 
     async def _be_fresh(self) -> None:
         """Wait until what is remembered is FRESH_S behind the database at most.

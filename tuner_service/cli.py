@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from db.records import MAX_SEED, MAX_TIME_S, MAX_TRIALS
+from db.records import MAX_INTEGER, MAX_SEED, MAX_TIME_S, MAX_TRIALS
 from recommender.measurement import MeasureStatus, Protocol
 from tilecore.errors import TileError
 from tilecore.tile_config import MOST_RETURNED
@@ -62,6 +62,15 @@ app.command("import")(cli_packs.import_results)
 M = Annotated[int | None, typer.Option("--m", "-m", help="rows of C")]
 N = Annotated[int | None, typer.Option("--n", "-n", help="columns of C")]
 K = Annotated[int | None, typer.Option("--k", "-k", help="length of the sums")]
+OnlyM = Annotated[
+    int | None, typer.Option("--m", "-m", min=1, max=MAX_INTEGER, help="only with so many rows")
+]
+OnlyN = Annotated[
+    int | None, typer.Option("--n", "-n", min=1, max=MAX_INTEGER, help="only with so many columns")
+]
+OnlyK = Annotated[
+    int | None, typer.Option("--k", "-k", min=1, max=MAX_INTEGER, help="only with so long sums")
+]
 Dtype = Annotated[str | None, typer.Option(help="element type of the inputs")]
 Fields = Annotated[
     list[str] | None,
@@ -321,9 +330,9 @@ def runs(
 @app.command()
 def measurements(
     kernel: Annotated[str | None, typer.Option(help="only of this kernel")] = None,
-    m: M = None,
-    n: N = None,
-    k: K = None,
+    m: OnlyM = None,
+    n: OnlyN = None,
+    k: OnlyK = None,
     dtype: Dtype = None,
     status: Annotated[MeasureStatus | None, typer.Option(help="only with this outcome")] = None,
     best: Annotated[bool, typer.Option("--best", help="fastest first")] = False,
@@ -342,9 +351,9 @@ def measurements(
 @app.command()
 def log(
     kernel: Annotated[str | None, typer.Option(help="only of this kernel")] = None,
-    m: M = None,
-    n: N = None,
-    k: K = None,
+    m: OnlyM = None,
+    n: OnlyN = None,
+    k: OnlyK = None,
     dtype: Dtype = None,
     hardware: Annotated[str | None, typer.Option(help="only of this device")] = None,
     toolchain: Annotated[str | None, typer.Option(help="only with this toolchain's key")] = None,

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from db.records import RetentionPolicy
+from db.records import MAX_INTEGER, RetentionPolicy
 from tuner_service.settings import load_settings
 
 db_app = typer.Typer(help="Keeps the database small.", no_args_is_help=True)
@@ -27,15 +27,22 @@ def compact(
         ),
     ] = KEPT.keep_best,
     keep_recent: Annotated[
-        int, typer.Option(min=0, help="so many of the newest of each workload and device")
+        int,
+        typer.Option(
+            min=0, max=MAX_INTEGER, help="so many of the newest of each workload and device"
+        ),
     ] = KEPT.keep_recent,
     keep_training: Annotated[
         int,
         typer.Option(
-            min=0, help="so many of the newest OK ones of each kernel and family of devices"
+            min=0,
+            max=MAX_INTEGER,
+            help="so many of the newest OK ones of each kernel and family of devices",
         ),
     ] = KEPT.keep_training,
-    above_mib: Annotated[int, typer.Option(min=0, help="only if the database is larger")] = 0,
+    above_mib: Annotated[
+        int, typer.Option(min=0, max=MAX_INTEGER, help="only if the database is larger")
+    ] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only count")] = False,
     vacuum: Annotated[
         Literal["auto", "full", "off"],
@@ -77,7 +84,7 @@ def upload_model(
 
 @model_app.command("activate")
 def activate_model(
-    model: Annotated[int, typer.Argument(min=1, help="the id of a version")],
+    model: Annotated[int, typer.Argument(min=1, max=MAX_INTEGER, help="the id of a version")],
 ) -> None:
     """Go back to a version that was active before."""
     from tuner_service import operations

@@ -18,12 +18,11 @@ from tilecore.dispatch_table import DispatchTable
 from tilecore.portable import parse_sizes
 from tilecore.tile_config import KnobValue
 from tuner_service.dispatch_shapes import AskedTable, known_device, shapes_of
-from tuner_service.sent_programs import look_at
+from tuner_service.sent_programs import LIMIT_S, look_at
 from tuner_service.wiring import compile_target, host_toolchain, program_desk
 from workers.errors import ProgramTooCostly
 
 MAX_SHAPES = 32  # in one request: each is a question to the desk
-LIMIT_S = 60.0  # for all shapes of a request
 
 
 @dataclass(frozen=True, slots=True)

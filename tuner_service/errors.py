@@ -23,6 +23,7 @@ from db.errors import (
     UnknownRun,
     UnknownStudy,
     UnknownTrial,
+    ValueOutOfRange,
 )
 from recommender.errors import UnknownHardware
 from tilecore.errors import (
@@ -351,6 +352,17 @@ class ServiceStopping(ServiceError):
     default_hint = "try again after `Retry-After` seconds, with the same Idempotency-Key"
 
 
+class OtherSite(ServiceError):
+    """A request that a page of another site may have had a browser send."""
+
+    code, title, status = "SV940", "other-site", 403
+    template = "expected {expected}, found {found}"
+    default_hint = (
+        "programs send no `Origin` and ask by the address that the service listens on; with "
+        "TILECORE_AUTH=required whoever has a key is let in, by any name"
+    )
+
+
 class FaultyParts(Exception):
     """Several questions came in one request, and some of them cannot be used.
 
@@ -367,6 +379,10 @@ UNKNOWN = (
     UnknownKernel, UnknownHardware, UnknownRun, UnknownNode, UnknownKey, UnknownStudy, UnknownTrial,
     UnknownModel, UnknownProgram,
 )  # fmt: skip
+UNFIT = (
+    InvalidProblem, IdempotencyConflict, NotOneSpace, FormatMissing, ProgramTooCostly,
+    ValueOutOfRange,
+)  # fmt: skip
 CONFLICTS = (AlreadyMade, IllegalTransition, BudgetUsedUp, StudyClosed, LeaseLost, AlreadyTold)
 
 
@@ -378,8 +394,7 @@ def http_status(error: TileError) -> int:
         return 404
     if isinstance(error, CONFLICTS):
         return 409
-    unfit = (InvalidProblem, IdempotencyConflict, NotOneSpace, FormatMissing, ProgramTooCostly)
-    if isinstance(error, unfit):
+    if isinstance(error, UNFIT):
         return 422
     if isinstance(error, (DatabaseError, CompileFailed, ToolchainMissing, WorkerError)):
         return 503

@@ -154,7 +154,7 @@ def _families(counts: Counts) -> Iterator[Metric]:
         "Metrics of the active cost models",
         labels=("kernel", "family", "metric"),
     )
-    for (kernel, family), metrics in counts.models.items():
-        for name, value in metrics.items():
+    for (kernel, family), model in counts.models.items():
+        for name, value in model.metrics.items():
             models.add_metric((kernel, family, name), value)
     yield models

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, StrictBool
 
-from db.records import RetentionPolicy
+from db.records import MAX_INTEGER, RetentionPolicy
 from tuner_service.schemas import Int, Seconds, Wire
 
 KEPT = RetentionPolicy()
@@ -51,14 +51,14 @@ class CompactionRequest(Wire):
         description="so many of the fastest of each workload, device, toolchain and program",
     )  # fmt: skip
     keep_recent: Int = Field(
-        KEPT.keep_recent, ge=0, le=2**31 - 1,
+        KEPT.keep_recent, ge=0, le=MAX_INTEGER,
         description="so many of the newest of each workload and device",
     )  # fmt: skip
     keep_training: Int = Field(
-        KEPT.keep_training, ge=0, le=2**31 - 1,
+        KEPT.keep_training, ge=0, le=MAX_INTEGER,
         description="so many of the newest OK ones of each kernel and family of devices",
     )  # fmt: skip
-    above_mib: Int = Field(0, ge=0, le=2**31 - 1, description="only if the database is larger")
+    above_mib: Int = Field(0, ge=0, le=MAX_INTEGER, description="only if the database is larger")
     dry_run: StrictBool = Field(False, description="only count")
     vacuum: Literal["auto", "off"] = "auto"
     time_limit_s: Seconds = Field(20, gt=0, le=300, description="begin nothing more after so long")

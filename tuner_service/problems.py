@@ -23,7 +23,7 @@ from tuner_service.errors import (
     NotFound,
     http_status,
 )
-from tuner_service.schemas import FieldFault, Problem
+from tuner_service.schemas import MAX_NESTING, FieldFault, Problem
 from tuner_service.wording import told
 
 MEDIA_TYPE = "application/problem+json"
@@ -31,8 +31,8 @@ COMPONENTS = "#/components/schemas/"
 SECONDS = {"description": "Seconds to wait", "schema": {"type": "integer", "minimum": 1}}
 RETRY_AFTER = {"headers": {"Retry-After": SECONDS}}
 UNREADABLE = (  # what Python's reader refuses, but for what pydantic tells better
-    "expected a body of JSON in UTF-8, nested less than a thousand deep, with integers of at most "
-    "4300 digits"
+    f"expected a body of JSON in UTF-8, nested at most {MAX_NESTING} deep, with integers of at "
+    "most 4300 digits"
 )
 FOR_CURL = "with curl: -H 'content-type: application/json'"
 log = structlog.get_logger()
@@ -157,7 +157,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Return the OpenAPI description of error responses."""
     titles = {
         401: "No valid API key",
-        403: "The key's role does not reach that far",
+        403: "The key's role does not reach that far, or a page of another site sent it",
         404: "Unknown kernel, program, hardware, run or node",
         405: "Method not allowed",
         408: "The body did not come in time",

@@ -12,6 +12,7 @@ from db.storable import UNSTORABLE
 from tilecore.tile_config import MOST_RETURNED
 
 MAX_THREADS = 4096
+MAX_NESTING = 100  # of lists and objects in a body
 GEMM_EXAMPLE = {"m": 1000, "n": 1024, "k": 512, "dtype": "float32"}
 
 
@@ -22,13 +23,21 @@ def _strict_number(value: Any) -> Any:
     return value
 
 
-def _is_storable(value: Any) -> bool:
-    """Return whether all texts in JSON can be stored, and sent back as UTF-8."""
-    if isinstance(value, str):
-        return UNSTORABLE.search(value) is None
-    if isinstance(value, dict):
-        return all(map(_is_storable, value)) and all(map(_is_storable, value.values()))
-    return not isinstance(value, list) or all(map(_is_storable, value))
+def _check_storable(value: Any) -> None:
+    """Refuse JSON with texts that no database stores, or deeper than what reads it may recurse."""
+    level = [value]
+    for _ in range(MAX_NESTING + 1):
+        if any(isinstance(v, str) and UNSTORABLE.search(v) for v in level):
+            raise ValueError("expected texts without NUL and halves of surrogate pairs")
+        inside = [v for v in level if isinstance(v, (dict, list))]
+        if not inside:
+            return
+        level = [part for v in inside for part in _parts(v)]
+    raise ValueError(f"expected JSON nested at most {MAX_NESTING} deep")
+
+
+def _parts(value: dict[str, Any] | list[Any]) -> list[Any]:
+    return [*value, *value.values()] if isinstance(value, dict) else value
 
 
 def _strict_seconds(value: Any) -> Any:
@@ -69,8 +78,7 @@ class Wire(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _can_be_stored(cls, value: Any) -> Any:
-        if not _is_storable(value):
-            raise ValueError("expected texts without NUL and halves of surrogate pairs")
+        _check_storable(value)
         return value
 
 

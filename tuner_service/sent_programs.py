@@ -12,6 +12,8 @@ from recommender.hardware import HardwareProfile
 from tilecore.tile_config import KnobValue
 from tuner_service.wiring import compile_target, program_desk
 
+LIMIT_S = 60.0  # for all programs, and all shapes of one, that a request asks about
+
 if TYPE_CHECKING:
     from recommender.program_table import ProgramTable
 

@@ -14,6 +14,7 @@ from typing import BinaryIO
 
 import structlog
 
+from db.errors import DatabaseError
 from db.records import FINISHED_STATES, EventRecord, RunRecord
 from db.store import SqlStore
 from tuner_service.errors import CoordinatorStopped, RunHeld
@@ -25,6 +26,7 @@ log = structlog.get_logger()
 POLL_S = 0.2
 STOP_TIMEOUT_S = 30.0
 MAX_STARTS = 4
+KEEP_S = 1.0  # between two looks whether a coordinator has to be started again
 LOOK_S = 1.0  # between two looks whether a coordinator that runs also leads
 STALLED_S = 30.0  # without a leader: starting takes some seconds, and so does a lease
 HELD = ("PAUSED", "WAITING_FOR_HARDWARE")
@@ -129,11 +131,21 @@ class CoordinatorProcess:
             self._process.wait()
 
     def keep_running(self, store: SqlStore, stop: threading.Event) -> None:
-        """Start it again whenever it ended, until ``stop`` is set."""
+        """Start it again whenever it ended, until ``stop`` is set.
+
+        A database that is away, and a machine that has no room for a process, are waited for.
+        """
+        told = ""
         while not stop.is_set():
             self.starts = 0
-            self.ensure(store)
-            stop.wait(1.0)
+            try:
+                self.ensure(store)
+                told = ""
+            except (DatabaseError, OSError) as error:
+                if str(error) != told:
+                    told = str(error)
+                    self._tell(f"whether a coordinator works cannot be seen to: {told}")
+            stop.wait(KEEP_S)
 
 
 def is_led(store: SqlStore) -> bool:

@@ -14,8 +14,8 @@ import kubernetes_validate
 import pytest
 import typer.testing
 import yaml
-from fastapi.testclient import TestClient
 
+from tests.tuner_service.serving import TestClient
 from tilecore.codegen.llvm import LINKERS
 from tuner_service.app import create_app
 from tuner_service.cli import app

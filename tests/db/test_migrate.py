@@ -198,11 +198,11 @@ def _use(url):
 @BOTH
 def test_authors_get_the_names_of_their_keys(store):
     key, _ = store.keys.create("alice", "tune")
-    with migrating(store.database) as config:
-        command.downgrade(config, "0007")
-    for number, author in enumerate((key.prefix, "anonymous")):
+    for number, author in enumerate((key.prefix, "anonymous")):  # as 0007 notes them
         store.studies.create(replace(NEW, created_by=author))
         store.programs.add(f"{number:032x}", "p", b"{}", author)
+    with migrating(store.database) as config:
+        command.downgrade(config, "0007")
     upgrade(store.database)
     assert [s.created_by for s in store.studies.list()] == ["anonymous", "alice"]
     assert [p.created_by for p in store.programs.list(created_by="alice")] == ["alice"]

@@ -41,6 +41,6 @@ def test_counts(store, new_run, make_measurement):
     assert found.trials["done"] == 1
     assert found.lost_executions == 1
     assert found.measurements == {("gemm", "OK"): 2, ("gemm", "COMPILE_ERROR"): 1}
-    assert found.models["gemm", "cpu"]["top1"] == 0.9
-    assert "note" not in found.models["gemm", "cpu"]
+    assert found.models["gemm", "cpu"].metrics["top1"] == 0.9
+    assert "note" not in found.models["gemm", "cpu"].metrics
     assert found.devices == {(hardware.name, "active"): 6, (hardware.name, "lost"): 1}

@@ -3,8 +3,10 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from sqlalchemy import update
 
 from db.errors import UnknownProgram
+from db.service_models import TileProgramRow
 from tests.db.conftest import BOTH
 
 pytestmark = BOTH
@@ -24,8 +26,18 @@ def test_a_program_is_kept_as_it_came_first(store, second_store):
 
 def test_programs_are_listed_newest_first(store):
     made = [store.programs.add(f"{n:032x}", "p", b"{}" * n, "a")[0] for n in range(1, 4)]
-    assert store.programs.list() == made[::-1]
-    assert store.programs.list(limit=1, before=made[2].id) == [made[1]]
+    listed = store.programs.list()
+    assert [(p.id, p.size_bytes) for p in listed] == [(made[n].id, 2 * n + 2) for n in (2, 1, 0)]
+    assert store.programs.list(limit=1, before=made[2].id) == [listed[1]]
+
+
+def test_a_list_of_programs_loads_no_documents(store):
+    """200 documents of a megabyte each were unpacked to tell how long they are."""
+    made, _ = store.programs.add(DIGEST, "matmul", b"{}" * 50_000, "alice")
+    with store.database.write() as session:
+        session.execute(update(TileProgramRow).values(document=b"no longer readable"))
+    (listed,) = store.programs.list()
+    assert (listed.id, listed.size_bytes) == (made.id, made.size_bytes) == (made.id, 100_000)
 
 
 def test_many_send_the_same_program_at_once(store, second_store):

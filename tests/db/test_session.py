@@ -5,13 +5,16 @@ import pytest
 from sqlalchemy import text
 
 from db.errors import (
+    DatabaseError,
     DatabaseUnreachable,
     SchemaChanged,
     SchemaTooNew,
     SchemaTooOld,
+    ValueOutOfRange,
 )
 from db.migrate import HEAD, REVISIONS
 from db.session import OVERFLOW, POOL, Database
+from db.store import SqlStore
 from tests.db.conftest import BOTH
 
 SERVER = pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
@@ -49,6 +52,19 @@ def test_a_server_behind_a_cut_link_is_not_waited_for_for_long(store_url):
 
     assert limits(store_url) == ["30000", "10", "10"]
     assert limits(f"{store_url}&tcp_user_timeout=7000&connect_timeout=3") == ["7000", "10", "3"]
+
+
+@SERVER
+def test_what_a_server_refuses_is_told(store, store_url):
+    """A number beyond its column, and a change where it only reads, were internal errors."""
+    store.keys.create("a", "read")
+    with pytest.raises(ValueOutOfRange, match=r"DB831.*integer out of range"):
+        store.keys.list(after=2**40)
+    database = Database(f"{store_url}&options=-c%20default_transaction_read_only%3Don")
+    with pytest.raises(DatabaseError, match=r"DB800.*read-only transaction"):
+        SqlStore(database).keys.create("a", "read")
+    assert len(SqlStore(database).keys.list()) == 1
+    database.close()
 
 
 @BOTH

@@ -2,7 +2,9 @@
 
 import itertools
 import json
+import math
 import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +30,7 @@ CONDITIONS = ("(BM + BN) * 64 * stages <= 48 * 1024", "layout == 'nt' or BN % 12
         "a * b % 4 == 0", "-a + b // 2 >= -1", "min(a, b, 3) == a", "max(a, b) - abs(a - b) < 4",
         "a ** 2 < b", "a / b <= 0.5", "s == 'x' or a == 1", "s in ('x', 'y')", "True", "a",
         "a != 0 and b % a == 0", "a == 0 or b // a > 1", "0 < a <= b / a", "not a or a ** -b < 1",
+        "a in (b, b - 1, 7)", "a not in (b + 1,)", "a in ()", "1 < b in (2, a + 3)", "s < 'y'",
     ],
 )  # fmt: skip
 def test_conditions_mean_what_python_means(text):
@@ -46,6 +49,8 @@ def test_conditions_mean_what_python_means(text):
         "f'{a}'", "[x for x in a]", "a := 1", "min()", "abs(x=1)", "1j", "None", "a if a else b",
         "a" * 3000, "+".join(["a"] * 500), "(" * 300 + "a" + ")" * 300, "\0", "abs(a, b)",
         "a < 'x'", "-'x'", "a and 'x' * 2", "max", "min < a", "max(min, a)",
+        "'x' + 'y' == 'xy'", "a < " + "9" * 400, "a < 0x1" + "0" * 1900, "-" * 1900 + "a",
+        "a in 'x'", "a in b", "a == (1, 2)", "a in ((1, 2),)", "a in (1, 2) == b", "(1, 2)",
     ],
 )  # fmt: skip
 def test_anything_else_is_refused_with_its_reason(text):
@@ -64,6 +69,19 @@ def test_a_division_by_zero_is_told_with_where_it_happens(text):
         assert held[:2].tolist() == [
             bool(eval(text, {"a": a, "b": b})) for a, b in ((4, 4), (1, 5))
         ]
+
+
+def test_texts_are_never_copied_out_over_a_grid():
+    """A request of 64 KiB took gigabytes: 4 M combinations, each with room for the longest text."""
+    texts = tuple(f"{i:0>1000}" for i in range(1000))
+    domain = {"s": texts, "t": texts[:4], "a": tuple(range(500))}
+    tracemalloc.start()
+    space = ExternalSpace(domain, (f"t == '{texts[3]}' and t < s and a in (3, 4)",))
+    assert tracemalloc.get_traced_memory()[1] < 100e6
+    tracemalloc.stop()
+    assert len(space) == 996 * 2
+    with pytest.raises(InvalidExternalSpace, match="texts can only be compared"):
+        ExternalSpace(domain, ("s + t != t + s",))
 
 
 def test_a_condition_is_asked_of_what_those_before_it_keep():
@@ -138,6 +156,10 @@ BAD = {
     "odd name": ({"a b": (1,)}, ()),
     "too many": ({f"p{i}": tuple(range(100)) for i in range(5)}, ()),
     "huge": ({"a": (2**60,)}, ()),
+    "beyond all": ({"a": (10**5000,)}, ()),
+    "no number": ({"a": (math.nan,)}, ()),
+    "long text": ({"a": ("x" * 1025, "y")}, ()),
+    "long name": ({"a" * 1025: (1,)}, ()),
     "nothing left": ({"a": (1, 2)}, ("a > 2",)),
     "unknown name": ({"a": (1, 2)}, ("b > 2",)),
 }
@@ -177,3 +199,15 @@ def test_a_t1_document_spans_the_space_that_was_measured():
     assert len(set(rows)) == 8
     with pytest.raises(InvalidExternalSpace, match="T1"):
         ExternalSpace.of_t1({"ConfigurationSpace": {}})
+
+
+@pytest.mark.parametrize(
+    "values",
+    ["-" * 5_000 + "1", "-" * 60_000 + "1", "[" * 5_000, "[0x1" + "0" * 60_000 + "]", "[1e999]"],
+    ids=lambda values: values[:4],
+)
+def test_values_of_a_t1_document_that_are_none(values):
+    """Python's reader gives up on the first with errors that nobody caught."""
+    parameters = [{"Name": "a", "Values": values}]
+    with pytest.raises(InvalidExternalSpace, match="RC610"):
+        ExternalSpace.of_t1({"TuningParameters": parameters})

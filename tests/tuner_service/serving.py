@@ -9,14 +9,27 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import httpx
 import uvicorn
 from fastapi import FastAPI
+from starlette import testclient
 
 from tests.postgres import free_port
 from tuner_service.server import Server
 from tuner_service.settings import Settings
+
+LOCAL = "127.0.0.1:8711"
+
+
+class TestClient(testclient.TestClient):
+    """Asks an application as clients on its machine do: under its usual name."""
+
+    __test__ = False
+
+    def __init__(self, app: FastAPI, **options: Any) -> None:
+        super().__init__(app, **{"base_url": f"http://{LOCAL}", **options})
 
 
 @contextmanager

@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import pytest
 import structlog
-from fastapi.testclient import TestClient
 
+from tests.tuner_service.serving import LOCAL, TestClient
 from tests.tuner_service.test_app import GEMM, coordinate, problem
 from tuner_service import access
 from tuner_service.app import create_app
@@ -62,6 +62,51 @@ def test_on_loopback_nobody_needs_a_key_unless_told_so(serve):
     assert serve(auth="required").get("/v1/kernels").status_code == 401
     assert serve(host="0.0.0.0").get("/v1/kernels").status_code == 401
     assert serve(host="0.0.0.0", auth="off").get("/v1/kernels").status_code == 200
+
+
+FOREIGN = (
+    {"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}, {"Origin": "null"},
+    {"Origin": "http://evil.example"}, {"Origin": "http://127.0.0.1:3000"}, {"Origin": "http://["},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+@pytest.mark.parametrize("headers", FOREIGN)
+def test_pages_of_other_sites_change_nothing_where_no_key_is_needed(serve, store, host, headers):
+    """A browser sends such a POST for any page, without asking first where it has no JSON."""
+    client = serve(host=host, auth="off")
+    for path in ("/v1/models/1:activate", "/v1/models?kernel=gemm", "/v1/tuning-runs/x:cancel"):
+        problem(client.post(path, content=b"x", headers=headers), 403, "SV940")
+    problem(client.post("/v1/keys", json={"name": "x"}, headers=headers), 403, "SV940")
+    problem(client.patch("/v1/tuning-runs/x", json={}, headers=headers), 403, "SV940")
+    problem(client.post("/v1/recommendations", json=GEMM, headers=headers), 403, "SV940")
+    assert store.keys.count() == 0
+    assert client.get("/v1/kernels", headers=headers).status_code == 200  # nobody can read it
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200), ("LOCALHOST:80", 200), ("127.0.0.1:8711", 200), ("127.3.2.1", 200),
+        ("[::1]:8711", 200), ("evil.example", 403), ("evil.example:8711", 403), ("10.0.0.1", 403),
+        ("127.0.0.1.evil.example", 403), ("localhost@evil.example", 403), ("[::1", 403), ("", 403),
+    ],
+)  # fmt: skip
+def test_no_other_name_leads_to_a_service_of_this_machine(serve, bearer, host, status):
+    """A page whose name points here for a moment read everything, as an administrator."""
+    client, headers = serve(), {"Host": host}
+    for method, path, body in (
+        ("GET", "/v1/kernels", None), ("GET", "/dashboard", None), ("GET", "/metrics", None),
+        ("HEAD", "/v1/keys", None), ("POST", "/v1/recommendations", GEMM),
+    ):  # fmt: skip
+        answer = client.request(method, path, json=body, headers=headers)
+        assert answer.status_code == status, (method, path, answer.text)
+    problem(client.get("/v1/kernels", headers={"Host": "evil.example"}), 403, "SV940")
+    assert client.get("/healthz", headers=headers).status_code == 200
+    # whoever has a key, and whoever the operator lets in from elsewhere, may use any name
+    assert client.get("/v1/kernels", headers=headers | bearer()).status_code == 200
+    other = serve(host="0.0.0.0", auth="off")
+    assert other.get("/v1/kernels", headers=headers).status_code == 200
 
 
 def test_without_a_valid_key_nobody_gets_in(serve, bearer, store):
@@ -221,7 +266,7 @@ def test_guesses_sent_at_once_are_counted_one_by_one(serve):
 
     async def guess_at_once():
         transport = httpx.ASGITransport(app, client=("192.0.2.1", 4711))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx.AsyncClient(transport=transport, base_url=f"http://{LOCAL}") as client:
             return await asyncio.gather(*(guess(client, i) for i in range(40)))
 
     codes = Counter(answer.status_code for answer in asyncio.run(guess_at_once()))
@@ -241,7 +286,7 @@ def test_too_many_requests_at_once_are_told_to_come_again(serve, settings, store
 
     async def ask_at_once(count):
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx.AsyncClient(transport=transport, base_url=f"http://{LOCAL}") as client:
             asked = [client.post("/v1/recommendations", json=GEMM) for _ in range(count)]
             return await asyncio.gather(*asked)
 

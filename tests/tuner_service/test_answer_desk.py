@@ -8,8 +8,8 @@ import time
 
 import psutil
 import pytest
-from fastapi.testclient import TestClient
 
+from tests.tuner_service.serving import TestClient
 from tests.tuner_service.test_app import GEMM, problem
 from tests.tuner_service.test_remeasure import measured
 from tilecore.errors import InvalidProblem

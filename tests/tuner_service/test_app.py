@@ -7,11 +7,10 @@ from contextlib import ExitStack
 
 import httpx
 import pytest
-from fastapi.testclient import TestClient
 
 from db.errors import DatabaseUnreachable
 from recommender.measurement import Toolchain
-from tests.tuner_service.serving import served
+from tests.tuner_service.serving import TestClient, served
 from tests.tuner_service.table_measurer import TableMeasurer
 from tuner_service import wiring
 from tuner_service.app import create_app

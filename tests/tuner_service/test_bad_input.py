@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
-from fastapi.testclient import TestClient
 
 import tilecore as tilelang
 import tilecore.language as T
+from tests.tuner_service.serving import TestClient
 from tests.tuner_service.test_app import GEMM, problem
 from tests.tuner_service.test_programs import SIZES, as_data
 from tests.tuner_service.test_studies import STUDY
@@ -169,7 +169,39 @@ def test_a_body_that_cannot_be_read_is_told_why(client, body):
         "/v1/tuning-runs", content=body, headers={"content-type": "application/json"}
     )
     told = problem(answer, 422, "SV901")["detail"]
-    assert "UTF-8, nested less than a thousand deep, with integers of at most 4300" in told
+    assert "UTF-8, nested at most 100 deep, with integers of at most 4300" in told
+
+
+NESTED = {
+    "lists": lambda depth: b"[" * depth + b"]" * depth,
+    "objects": lambda depth: b'{"t1":' * depth + b"1" + b"}" * depth,
+}
+
+
+@pytest.mark.parametrize("form", NESTED)
+def test_what_is_nested_too_deep_is_told_on_every_route(client, form):
+    """From some 500 to 946 levels on it was a fault of the service (SV905), by who read it."""
+    for path, operations in client.app.openapi()["paths"].items():
+        for method, operation in operations.items():
+            if "application/json" not in operation.get("requestBody", {}).get("content", {}):
+                continue
+            address = re.sub(r"\{\w+\}", "1", path)
+            for depth in (101, 300, 500, 650, 800, 946, 999, 5000):
+                answer = client.request(
+                    method, address, content=NESTED[form](depth),
+                    headers={"content-type": "application/json"},
+                )  # fmt: skip
+                told = problem(answer, 422, "TC205" if path == "/v1/programs" else "SV901")
+                if path != "/v1/programs":
+                    assert "nested at most 100 deep" in told["detail"], (path, depth)
+
+
+def test_a_body_may_be_nested_as_deep_as_is_said(client):
+    t1 = {"ConfigurationSpace": {"TuningParameters": [{"Name": "a", "Values": [1]}]}}
+    for depth, status in ((96, 201), (99, 201), (100, 422)):
+        t1["Metadata"] = json.loads("[" * (depth - 1) + "]" * (depth - 1))  # in t1, in the body
+        answer = client.post("/v1/studies", json={"name": "deep", "t1": t1})
+        assert answer.status_code == status, (depth, answer.text)
 
 
 @pytest.mark.parametrize("path", [*QUESTIONS, *BATCHES, "/v1/studies", "/v1/keys"])

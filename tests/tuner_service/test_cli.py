@@ -125,6 +125,13 @@ def test_bad_input_gets_one_message_and_status_2(cli, store, name):
         ["dispatch", *GEMM, "--tune", "--trials", "9" * 20],
         ["serve", "--port", "99999999"],
         ["measurements", "--status", "FINE"],
+        ["measurements", "--m", "9" * 20],  # once an OverflowError, as the following
+        ["log", "--n", "9" * 20],
+        ["log", "--k", "0"],
+        ["model", "activate", "9" * 20],
+        ["db", "compact", "--keep-recent", "9" * 20],
+        ["db", "compact", "--keep-training", "9" * 20],
+        ["db", "compact", "--above-mib", "9" * 20],
     ],
 )
 def test_wrong_usage_is_explained(cli, arguments):

@@ -7,13 +7,13 @@ from html.parser import HTMLParser
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from fastapi.testclient import TestClient
 
+from db.records import NewTrial
 from recommender.measurement import Measurement, MeasureStatus, Protocol
 from recommender.workload import Workload
 from tests.tuner_service import browser
 from tests.tuner_service.conftest import gemm
-from tests.tuner_service.serving import served
+from tests.tuner_service.serving import LOCAL, TestClient, served
 from tests.tuner_service.table_measurer import HARDWARE, TOOLCHAIN, TableMeasurer
 from tests.tuner_service.test_app import GEMM, coordinate
 from tilecore.tile_config import TileConfig
@@ -261,6 +261,51 @@ def test_trials_come_in_pages(finished, monkeypatch):
         seen = int(pages.split()[2])
         address = document.links().get("Next page")
     assert seen == count
+
+
+def test_a_run_of_many_trials_shows_all_of_them(serve, store, queue_run):
+    """The first 200 counted: the fastest and those that were confirmed did not."""
+    run, epoch = queue_run(max_trials=210), store.leader.acquire("me", 60)
+    configs = [{"block_M": 8 * i} for i in range(1, 211)]
+    screens = [
+        NewTrial(config=TileConfig.of(c), protocol=Protocol.SCREEN, purpose="search")
+        for c in configs
+    ]
+    store.trials.add(
+        run.id, [*screens, replace(screens[-1], protocol=Protocol.CONFIRM, purpose="best")], epoch
+    )
+    leased = store.trials.claim(run.id, epoch, 300, 60)
+    found = [
+        replace(
+            measured(dict(t.config.items_), time_s=1e-3 / (1 + t.sequence)), protocol=t.protocol
+        )
+        for t in leased
+    ]
+    store.trials.accept_all(list(zip(leased, found, strict=True)), epoch)
+    page = read(serve(), f"/dashboard/runs/{run.public_id}?order=time")
+    assert "OK211" in "".join(page.texts("section", id="causes"))
+    assert sum(title.startswith("trial ") for title in page.texts("title")) == 210
+    best = page.texts("tr", **{"class": "best"})
+    assert [row.split()[0][:3] for row in best] == ["210", "209"]  # confirmed, then screened
+    assert sum("search" in row for row in page.texts("tr")) == 210
+
+
+def test_the_model_that_answers_is_shown_however_many_came_after_it(serve, store):
+    """It was looked for among the 200 newest."""
+
+    def save(kernel, promote):
+        store.models.save(
+            kernel=kernel, family="cpu", blob=b"m", feature_schema="s", metrics={"model": 0.875},
+            trained_on=4321, promote=promote,
+        )  # fmt: skip
+
+    save("softmax", promote=True)
+    for _ in range(200):
+        save("gemm", promote=False)
+    shown = "".join(read(serve(), "/dashboard").texts("section", id="models"))
+    assert "softmax" in shown
+    assert "0.875" in shown
+    assert "gemm" not in shown
 
 
 def test_runs_by_filter_and_in_pages(serve, queue_run, monkeypatch):
@@ -534,7 +579,7 @@ def test_a_cookie_reads_and_changes_nothing(serve, store):
 
 def test_over_https_the_cookie_is_secure(serve, store):
     client = serve(auth="required")
-    client.base_url = "https://testserver"
+    client.base_url = f"https://{LOCAL}"
     _, secret = store.keys.create("ann", "read")
     answer = client.post("/dashboard/login", data={"key": secret}, follow_redirects=False)
     assert answer.headers["location"] == "/dashboard"
@@ -584,7 +629,7 @@ def test_other_sites_can_log_nobody_in(serve, store):
     _, secret = store.keys.create("ann", "read")
     others = (
         {"Sec-Fetch-Site": "cross-site"},
-        {"Origin": "http://testserver:80"},
+        {"Origin": "http://127.0.0.1:80"},
         {"Origin": "null"},
     )
     for headers in others:
@@ -592,7 +637,7 @@ def test_other_sites_can_log_nobody_in(serve, store):
             answer = client.post(address, data={"key": secret}, headers=headers)
             assert answer.status_code == 403
             assert "set-cookie" not in answer.headers
-    own = {"Origin": "http://testserver"}
+    own = {"Origin": f"http://{LOCAL}"}
     answer = client.post("/dashboard/login", data={"key": secret}, headers=own)
     assert answer.history[0].status_code == 303
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fastapi.testclient import TestClient
 
 import tilecore as tilelang
 from recommender.dispatch_question import DispatchQuestion
 from tests.recommender import user_programs as programs
+from tests.tuner_service.serving import LOCAL, TestClient
 from tests.tuner_service.test_app import GEMM, coordinate, problem
 from tests.tuner_service.test_cli import cli  # noqa: F401
 from tests.tuner_service.test_dispatch_programs import doubled_rows, here, product_is_right  # noqa: F401
@@ -215,7 +215,7 @@ def test_command_lines_of_who_asks_a_service(cli, url, tmp_path):  # noqa: F811
 
 
 def test_a_service_refuses_with_its_code(client, matmul):
-    with ServiceClient("http://testserver") as service:
+    with ServiceClient(f"http://{LOCAL}") as service:
         service._http = client
         with pytest.raises(Refused, match="TC502: K"):
             service.dispatch_table_of(matmul, {"N": 72}, {"M": "1:8"})

@@ -4,10 +4,10 @@ import threading
 
 import numpy as np
 import pytest
-from fastapi.testclient import TestClient
 
 from recommender.measurement import Protocol
 from tests.recommender import user_programs as programs
+from tests.tuner_service.serving import LOCAL, TestClient
 from tests.tuner_service.test_app import coordinate, problem
 from tests.tuner_service.test_cli import cli  # noqa: F401
 from tests.tuner_service.test_dispatch_programs import here, product_is_right  # noqa: F401
@@ -186,7 +186,7 @@ def test_the_client_tells_how_it_stands(client, store):
         coordinate(store)
 
     told = []
-    with ServiceClient("http://testserver") as service:
+    with ServiceClient(f"http://{LOCAL}") as service:
         service._http = client
         table = service.dispatch_table(
             "gemm", {"n": 64, "k": 64}, {"m": "16,64"}, max_trials=3, tuned=watch

@@ -4,12 +4,12 @@ import json
 from dataclasses import replace
 
 import pytest
-from fastapi.testclient import TestClient
 
 from recommender.dispatch import dispatch_table
 from recommender.errors import InvalidShapes
 from recommender.measurement import Protocol
 from recommender.shapes import Sizes
+from tests.tuner_service.serving import LOCAL, TestClient
 from tests.tuner_service.table_measurer import TableMeasurer
 from tests.tuner_service.test_app import problem
 from tests.tuner_service.test_cli import cli  # noqa: F401
@@ -274,7 +274,7 @@ def test_bad_requests_are_problems_with_a_code(client, changes, code):
 
 
 def test_the_client_gets_a_table(client):
-    with ServiceClient("http://testserver") as service:
+    with ServiceClient(f"http://{LOCAL}") as service:
         service._http = client
         table = service.dispatch_table("gemm", {"n": 64, "k": 64}, {"m": "1:64"}, samples=4)
     assert table.span == ((1, 64),)

@@ -7,11 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from fastapi.testclient import TestClient
 
+from db.records import MeasurementQuery
 from recommender.hardware import HardwareProfile
-from tests.tuner_service.serving import served
+from tests.tuner_service.serving import TestClient, served
 from tests.tuner_service.test_app import GEMM, coordinate, problem
+from tests.tuner_service.test_studies import STUDY
+from tilecore.tile_config import digest
 from tuner_service import wiring
 from tuner_service.app import create_app
 from tuner_service.hardware import all_hardware
@@ -175,6 +177,49 @@ def test_one_key_sent_often_at_once_makes_one_api_key_and_tells_it_once(app):
         assert client.post("/v1/keys", json=body).status_code == 201
         # the keys of requests of another kind are others
         assert client.post("/v1/tuning-runs", json=RUN, headers=headers).status_code == 202
+
+
+def test_forged_cursors_are_refused_by_every_list(client, app):
+    """PostgreSQL was asked for ids that its INTEGER cannot hold: a fault of the service (SV905)."""
+    store = app.state.store
+    run = client.post("/v1/tuning-runs", json=RUN).json()["id"]
+    coordinate(store)
+    store.keys.create("a", "read")
+    epoch = store.leader.acquire("me", 60)
+    store.nodes.join("n1", name="one", hardware=wiring.detected_host(), devices=1, epoch=epoch)
+    store.models.save(
+        kernel="gemm", family="cpu", blob=b"m", feature_schema="s", metrics={}, trained_on=1,
+        promote=True,
+    )  # fmt: skip
+    study = client.post("/v1/studies", json=STUDY).json()["id"]
+    lists = {
+        "/v1/keys": "keys", "/v1/nodes": "nodes:False", "/v1/models": "models:None",
+        "/v1/programs": "programs:None", "/v1/studies": "studies:None",
+        "/v1/tuning-runs": "runs:None:None:None:None",
+        "/v1/tuning-runs/{run_id}/trials": f"trials:{run}:None",
+        "/v1/studies/{study_id}/trials": f"study:{study}",
+        "/v1/hardware": "hardware", "/v1/database/removed": "removed",
+        "/v1/measurements": digest(repr(MeasurementQuery()), 16),
+        "/v1/measurements?best=true": digest(repr(MeasurementQuery(best_first=True)), 16),
+        "/v1/measurements?best_per=workload": digest(repr(MeasurementQuery(winners=True)), 16),
+    }  # fmt: skip
+    paged = {
+        path
+        for path, operations in client.app.openapi()["paths"].items()
+        if any(p["name"] == "cursor" for p in operations.get("get", {}).get("parameters", ()))
+    }
+    assert paged == {path.partition("?")[0] for path in lists}
+    for path, query in lists.items():
+        parts = 2 if "measurements" in path else 1
+        address, _, asked = path.format(run_id=run, study_id=study).partition("?")
+        by_name = address in ("/v1/hardware", "/v1/database/removed")  # the item has to be there
+        for key in (1, 1.5, -1, 2**31 - 1, 2**31, 2**40, 2**61, 1e18, 1e300, 2**70):
+            cursor = encode_cursor(query, [key] * parts)
+            answer = client.get(f"{address}?{asked}&cursor={cursor}".replace("?&", "?"))
+            if key < 2**31 and not by_name:
+                assert answer.status_code == 200, (path, key, answer.text)
+            elif answer.status_code != 200:
+                problem(answer, 422, "SV908")
 
 
 def test_a_cursor_goes_on_where_its_item_is_and_not_where_it_was(client, app):

@@ -6,10 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from db.errors import DatabaseUnreachable
 from tuner_service.log_stream import LogStream
 from tuner_service.watch import CoordinatorProcess
 
@@ -93,6 +96,44 @@ def test_whoever_waits_is_told_that_nobody_leads(settings, store):
     finally:
         child._process.kill()
         child._process.wait()
+
+
+def test_a_coordinator_is_kept_running_over_a_database_that_was_away(settings, store):
+    """The keeper's thread ended: runs waited for ever, while /readyz stayed 200."""
+    errors = iter([DatabaseUnreachable(url="-", reason="restarting"), BlockingIOError(11, "fork")])
+
+    class Away(type(store.leader)):
+        def current(self):
+            if child._process is not None and (error := next(errors, None)):
+                raise error
+            return super().current()
+
+    store.leader, stop = Away(store.database), threading.Event()
+    told = []
+    child = CoordinatorProcess(settings, until_idle=False, tell=told.append)
+    keeper = threading.Thread(target=child.keep_running, args=(store, stop), daemon=True)
+    keeper.start()
+    try:
+        first = _started(child, None)
+        first.kill()
+        assert _started(child, first).pid != first.pid
+    finally:
+        stop.set()
+        keeper.join()
+        child._process.kill()
+        child._process.wait()
+    away, full = told
+    assert "restarting" in away
+    assert full.endswith("[Errno 11] fork")
+
+
+def _started(child, before):
+    """Return the process that a keeper starts after ``before``."""
+    deadline = time.monotonic() + 30
+    while child._process is before:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return child._process
 
 
 def test_where_the_log_cannot_be_opened_nothing_is_kept_of_it(settings):

@@ -9,10 +9,10 @@ from pathlib import Path
 import promql_parser
 import pytest
 import yaml
-from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from recommender.hardware import HardwareProfile
+from tests.tuner_service.serving import TestClient
 from tests.tuner_service.table_measurer import HARDWARE, TOOLCHAIN, TableMeasurer
 from tests.tuner_service.test_app import GEMM
 from tilecore import kernels

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xgboost
-from fastapi.testclient import TestClient
 
 from db.errors import AlreadyMade
 from db.idempotency import Once
@@ -19,6 +18,7 @@ from recommender.hardware import load_profile, profile_names
 from recommender.training import make_groups, train
 from tests.recommender.support import GEMM as KERNEL
 from tests.recommender.support import sample, workload
+from tests.tuner_service.serving import TestClient
 from tests.tuner_service.test_access import bearer  # noqa: F401
 from tests.tuner_service.test_app import GEMM, problem
 from tests.tuner_service.test_cli import cli  # noqa: F401

@@ -4,8 +4,8 @@ import json
 import math
 
 import pytest
-from fastapi.testclient import TestClient
 
+from tests.tuner_service.serving import TestClient
 from tests.tuner_service.test_app import GEMM, problem
 from tests.tuner_service.test_programs import as_data
 from tests.tuner_service.test_studies import STUDY

@@ -1,8 +1,8 @@
 """What operators do: compact the log by REST and by command line."""
 
 import pytest
-from fastapi.testclient import TestClient
 
+from tests.tuner_service.serving import TestClient
 from tests.tuner_service.test_access import bearer  # noqa: F401
 from tests.tuner_service.test_app import GEMM, problem
 from tests.tuner_service.test_cli import cli  # noqa: F401

@@ -4,28 +4,32 @@ import json
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import uvicorn
-from fastapi.testclient import TestClient
 
 from recommender.hardware import load_profile
 from recommender.portable_tracing import portable
 from tests.recommender import user_programs as programs
 from tests.tilecore.document_faults import damaged, generator
+from tests.tuner_service.serving import TestClient
 from tests.tuner_service.table_measurer import TableMeasurer
-from tests.tuner_service.test_app import coordinate, problem
+from tests.tuner_service.test_app import GEMM, coordinate, problem
 from tests.tuner_service.test_cli import cli  # noqa: F401
 from tests.tuner_service.test_program_advice import installed  # noqa: F401
 from tilecore.advice import question_of
 from tilecore.codegen.nvrtc import load_nvrtc
 from tilecore.errors import ProgramError, TypeMismatch
-from tuner_service import wiring
+from tuner_service import questions, wiring
+from tuner_service.answers import PROGRAMS
 from tuner_service.app import create_app
 from tuner_service.client import ServiceClient
 from tuner_service.coordinator import Coordinator
 from tuner_service.errors import Refused, ServiceUnreachable
+from tuner_service.routes import programs as program_routes
+from tuner_service.routes import run_groups
 from tuner_service.run_driver import Limits
 from tuner_service.workplaces import HostWorkplace
 from workers.pool import LocalPool
@@ -266,6 +270,47 @@ def test_bad_questions_about_programs(client, sent):
             problem(client.post(path, json=body), status, code)
     problem(client.post("/v1/tuning-runs", json=ask | {"hardware": "h100"}), 422, "SV906")
     problem(client.get(f"/v1/programs/{'f' * 32}"), 404, "DB827")
+
+
+def test_who_waits_for_a_look_at_a_program_holds_no_thread(client, sent, matmul, monkeypatch):
+    """Forty who waited took every thread there is: nothing else was answered."""
+    inside, leave, desk = threading.Semaphore(0), threading.Event(), wiring.program_desk()
+
+    class Held:
+        def read(self, document):
+            inside.release()
+            assert leave.wait(120)
+            return desk.read(document)
+
+    for module in (program_routes, questions):
+        monkeypatch.setattr(module, "program_desk", Held)
+    run = {"program": sent, "problem": SIZES}
+    kinds = (
+        lambda: client.post("/v1/programs", content=matmul.to_bytes()),
+        lambda: client.get(f"/v1/programs/{sent}"),
+        lambda: client.post("/v1/tuning-runs", json=run),
+        lambda: client.post("/v1/tuning-runs:batch", json={"runs": [GEMM, run]}),
+    )
+    with ThreadPoolExecutor(49) as pool:
+        waiting = [pool.submit(kinds[i % len(kinds)]) for i in range(48)]
+        try:
+            for _ in range(PROGRAMS):
+                assert inside.acquire(timeout=60)
+            for path in ("/v1/tuning-runs", "/v1/programs"):
+                assert pool.submit(client.get, path).result(timeout=20).status_code == 200
+            assert not inside.acquire(timeout=0.2)
+        finally:
+            leave.set()
+        assert {answer.result().status_code for answer in waiting} <= {200, 202}
+
+
+def test_all_programs_of_a_batch_have_a_limit_of_time(client, store, sent, monkeypatch):
+    monkeypatch.setattr(run_groups, "LIMIT_S", -1.0)
+    run = {"program": sent, "problem": SIZES}
+    body = problem(client.post("/v1/tuning-runs:batch", json={"runs": [GEMM, run]}), 422, "WK710")
+    assert "with all others" in body["detail"]
+    assert store.runs.list() == []
+    assert client.post("/v1/tuning-runs:batch", json={"runs": [GEMM, GEMM]}).status_code == 202
 
 
 def test_roles(settings, store, matmul):

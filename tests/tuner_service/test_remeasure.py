@@ -4,11 +4,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
-from fastapi.testclient import TestClient
 
 from recommender.hardware import load_profile
 from recommender.measurement import Measurement, MeasureStatus, Protocol
 from recommender.space import SearchSpace
+from tests.tuner_service.serving import TestClient
 from tests.tuner_service.test_app import GEMM, coordinate
 from tuner_service import questions, wiring
 from tuner_service.app import create_app

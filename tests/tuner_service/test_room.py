@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from fastapi.testclient import TestClient
 
 from recommender.open_shapes import tensor_bytes
 from recommender.workload import Workload
+from tests.tuner_service.serving import TestClient
 from tests.tuner_service.test_app import problem
 from tests.tuner_service.test_programs import JSON, as_data
 from tilecore import kernels

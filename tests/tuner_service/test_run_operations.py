@@ -9,10 +9,10 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
-from fastapi.testclient import TestClient
 from rich.console import Console
 
 from recommender.hardware import HardwareProfile
+from tests.tuner_service.serving import TestClient
 from tests.tuner_service.table_measurer import TableMeasurer
 from tests.tuner_service.test_app import GEMM, coordinate, problem
 from tests.tuner_service.test_cli import cli  # noqa: F401  a fixture

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from fastapi.testclient import TestClient
 
+from tests.tuner_service.serving import TestClient
 from tests.tuner_service.test_app import GEMM, problem
 from tuner_service.app import create_app
 from tuner_service.short_way import ShortWay

@@ -13,7 +13,7 @@ from tuner_service.app import create_app
 
 BODY = json.dumps({"kernel": "gemm", "problem": {"m": 64, "n": 64, "k": 64}}).encode()
 HEAD = (
-    b"POST /v1/recommendations HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    b"POST /v1/recommendations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     b"X-Request-ID: slow-1\r\nContent-Length: "
 )
 LIMIT_S = 1.0
@@ -106,7 +106,7 @@ def test_a_slow_header_is_refused_in_time(address):
 
 def test_a_slow_header_of_a_later_request_is_refused_too(address):
     with socket.create_connection(address) as connection:
-        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         first = b""
         while b'"ok"}' not in first:
             first += connection.recv(65536)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fastapi.testclient import TestClient
 from sqlalchemy import update
 
 from db.service_models import StudyRow
@@ -15,6 +14,7 @@ from recommender.hardware import load_profile
 from recommender.recorded import RecordedSpace
 from recommender.space import SearchSpace
 from tests.recommender import user_programs
+from tests.tuner_service.serving import TestClient
 from tests.tuner_service.test_app import problem
 from tests.tuner_service.test_programs import as_data
 from tilecore import kernels
@@ -204,6 +204,10 @@ def test_listed_configurations(client):
     assert sorted(found, key=lambda config: config["tile"]) == listed
 
 
+def t1_of(**parameter):
+    return {"name": "x", "t1": {"TuningParameters": [{"Name": "a", **parameter}]}}
+
+
 BAD = {
     "no space": ({"name": "x"}, "SV901"),
     "two spaces": (STUDY | {"t1": {}}, "SV901"),
@@ -221,6 +225,14 @@ BAD = {
     "empty": (STUDY | {"conditions": ["BM < 0"], "default": None}, "RC610"),
     "huge": ({"name": "x", "parameters": {f"p{i}": list(range(99)) for i in range(9)}}, "RC610"),
     "nested": ({"name": "x", "parameters": {"p": [[1]]}}, "SV901"),
+    "values too deep": (t1_of(Values="-" * 5_000 + "1"), "RC610"),
+    "values far too deep": (t1_of(Values="-" * 60_000 + "1"), "RC610"),
+    "a value beyond all": (t1_of(Values=[10**400]), "RC610"),
+    "a text too long": (t1_of(Values=["x" * 1025, "y"]), "RC610"),
+    "a number beyond all": (
+        STUDY | {"conditions": [f"BM < {'9' * 400}"], "default": None},
+        "RC610",
+    ),
     "infinite": ({"name": "x", "parameters": {"p": ["Infinity"]}, "max_trials": 0}, "SV901"),
     "strategy": (STUDY | {"strategy": "magic"}, "SV901"),
 }

@@ -15,7 +15,6 @@ from tuner_service.dashboard.rendering import HOME, page
 from tuner_service.dashboard.runs import progress
 from tuner_service.routes.catalog import list_hardware
 from tuner_service.routes.context import AppMetrics, Store
-from tuner_service.routes.models import list_models
 from tuner_service.routes.tuning_runs import list_tuning_runs
 
 router = APIRouter()
@@ -48,7 +47,7 @@ def overview(request: Request, store: Store, metrics: AppMetrics) -> Response:
         more_devices=devices.next_cursor is not None,
         measured=by_kernel(counts.measurements),
         runs=counts.runs,
-        models=[m for m in list_models(store, limit=200).items if m.state == "active"],
+        models=counts.models,
     )  # fmt: skip
 
 

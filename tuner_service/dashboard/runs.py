@@ -20,9 +20,9 @@ from tuner_service.errors import http_status
 from tuner_service.routes.context import CreatedBy, Cursor, Store
 from tuner_service.routes.tuning_runs import (
     get_result,
-    get_tuning_run,
-    list_trials,
     list_tuning_runs,
+    to_wire,
+    trial_to_wire,
 )
 from tuner_service.schemas import RunState, TrialOut, TuningRunOut
 
@@ -71,9 +71,11 @@ def run(
     start: Start = 0,
 ) -> Response:
     """Return a run."""
-    found = get_tuning_run(run_id, store)
+    record = store.runs.get(run_id)
+    found = to_wire(store, record)
     result = _result(run_id, store)
-    trials = list_trials(run_id, store).items
+    proposed = sorted(store.trials.of_run(record.id), key=lambda trial: trial.sequence)
+    trials = [trial_to_wire(trial) for trial in proposed]
     return page(
         request, "run.html",
         run=found, result=result, progress=progress(found), causes=_causes(trials),

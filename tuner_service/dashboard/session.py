@@ -10,7 +10,8 @@ from fastapi.responses import RedirectResponse, Response
 from tilecore.errors import TileError
 from tuner_service.access import COOKIE, Keyring, address_of, refusal_headers
 from tuner_service.dashboard.rendering import HOME, page
-from tuner_service.errors import Forbidden, http_status
+from tuner_service.errors import http_status
+from tuner_service.origins import refuse_other_sites
 from tuner_service.problems import problem_response
 
 router = APIRouter(prefix=HOME)
@@ -31,7 +32,7 @@ async def log_in(request: Request) -> Response:
     secret, wanted = (form.get(name, [""])[0] for name in ("key", "wanted"))
     keyring: Keyring = request.app.state.keyring
     try:
-        _refuse_other_sites(request)
+        refuse_other_sites(request.headers)
         given = f"Bearer {secret.strip()}" if secret.strip() else ""
         await keyring.owner(given, address_of(request.scope))
     except TileError as error:
@@ -57,7 +58,7 @@ async def log_in(request: Request) -> Response:
 @router.post("/logout")
 async def log_out(request: Request) -> Response:
     """Forget the key."""
-    _refuse_other_sites(request)
+    refuse_other_sites(request.headers)
     response = RedirectResponse(LOGIN, 303)
     response.delete_cookie(
         COOKIE, path="/", httponly=True, samesite="strict", secure=request.url.scheme == "https"
@@ -71,14 +72,3 @@ def _own(wanted: str) -> str:
     inside = wanted.startswith((f"{HOME}/", f"{HOME}?")) or wanted == HOME
     is_login = path in (LOGIN, f"{HOME}/logout")
     return wanted if inside and not is_login and wanted.isprintable() else HOME
-
-
-def _refuse_other_sites(request: Request) -> None:
-    """Complain of a form that another site sent (SV921)."""
-    found = request.headers.get("sec-fetch-site")
-    if found is None:  # old browsers, and all of them over plain http
-        origin = request.headers.get("origin")
-        is_own = origin is None or urlsplit(origin).netloc == request.headers.get("host")
-        found = "same-origin" if is_own else origin
-    if found not in ("same-origin", "none"):
-        raise Forbidden(expected="read, sent by a page of the dashboard", found=found)

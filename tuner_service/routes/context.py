@@ -14,6 +14,7 @@ from fastapi import Depends, Header, Query, Request
 from fastapi.dependencies.models import Dependant
 from starlette.convertors import StringConvertor, register_url_convertor
 
+from db.records import MAX_INTEGER
 from db.store import SqlStore
 from tuner_service.access import Principal
 from tuner_service.answers import Answers
@@ -107,12 +108,17 @@ class Numbered(Protocol):
         """Number in the order of creation."""
 
 
+BIGINT = 2**62  # more than any number in a column of BIGINT gets
 Item = TypeVar("Item", bound=Numbered)
 Part = TypeVar("Part")
 
 
 def page_of(
-    query: str, limit: int, cursor: str | None, find: Callable[[int, int | None], Sequence[Item]]
+    query: str,
+    limit: int,
+    cursor: str | None,
+    find: Callable[[int, int | None], Sequence[Item]],
+    most: int = MAX_INTEGER,
 ) -> tuple[Sequence[Item], str | None]:
     """Return a page of records, and the cursor of the next one if there is one.
 
@@ -121,11 +127,12 @@ def page_of(
         limit: items of a page.
         cursor: that the page before gave, None at first.
         find: (count, number of the last item before the page) -> records in the list's order.
+        most: what the database can hold of a number of these items.
 
     Raises:
         InvalidCursor: the cursor is damaged or belongs to another query (SV908).
     """
-    key = decode_cursor(query, cursor, 1)
+    key = decode_cursor(query, cursor, [most])
     found = find(limit + 1, int(key[0]) if key else None)
     more = encode_cursor(query, [found[limit - 1].id]) if len(found) > limit else None
     return found[:limit], more
@@ -141,7 +148,7 @@ def part_of(
     Raises:
         InvalidCursor: the cursor is damaged, of another query, or its item is gone (SV908).
     """
-    key, start = decode_cursor(query, cursor, 1), 0
+    key, start = decode_cursor(query, cursor, [BIGINT]), 0
     if key is not None:
         numbers = [_number(name(item)) for item in items]
         if key[0] not in numbers:
@@ -162,19 +169,20 @@ def encode_cursor(query: str, key: list[float]) -> str:
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
-def decode_cursor(query: str, cursor: str | None, length: int) -> list[float] | None:
-    """Return the sort key of a cursor.
+def decode_cursor(query: str, cursor: str | None, most: Sequence[int]) -> list[float] | None:
+    """Return the sort key of a cursor, in which no part is beyond that of ``most``.
 
     Raises:
-        InvalidCursor: it is damaged or belongs to another query (SV908).
+        InvalidCursor: it is damaged, forged or belongs to another query (SV908).
     """
     if cursor is None:
         return None
     try:
         value = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
         key = value["k"]
-        fits = value["q"] == query and len(key) == length
-        if fits and all(isinstance(k, (int, float)) and abs(k) < 2**62 for k in key):
+        pairs = zip(key, most, strict=True)  # a ValueError where the lengths differ
+        fits = all(isinstance(k, (int, float)) and abs(k) <= limit for k, limit in pairs)
+        if fits and value["q"] == query:
             return list(key)
     except (binascii.Error, ValueError, KeyError, TypeError):
         pass

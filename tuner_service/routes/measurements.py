@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Query
 from fastapi.responses import StreamingResponse
 from pydantic import AwareDatetime, BeforeValidator
 
-from db.records import MeasurementQuery, MeasurementRecord
+from db.records import MAX_INTEGER, MeasurementQuery, MeasurementRecord
 from recommender.measurement import MeasureStatus, Protocol
 from recommender.workload import digest_of
 from tilecore import kernels
@@ -23,6 +23,7 @@ from tuner_service.hardware import find_hardware
 from tuner_service.problems import documented
 from tuner_service.questions import near_workload
 from tuner_service.routes.context import (
+    BIGINT,
     CreatedBy,
     Cursor,
     Limit,
@@ -124,7 +125,8 @@ def list_measurements(
 ) -> MeasurementPage:
     """Return measurements that match all filters."""
     name = digest(repr(query), 16)
-    key = decode_cursor(name, cursor, 2)
+    most = MAX_INTEGER if query.winners else BIGINT  # of winners: ids of workload and device
+    key = decode_cursor(name, cursor, [most, most])
     after = None if key is None else (float(key[0]), int(key[1]))
     page = store.page(query, limit=limit, after=after)
     more = None if page.next_after is None else encode_cursor(name, list(page.next_after))

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from db.records import ModelRecord
+from db.records import MAX_INTEGER, ModelRecord
 from tilecore import kernels
 from tuner_service.operation_schemas import ModelOut, ModelPage
 from tuner_service.problems import documented
@@ -22,7 +22,7 @@ from tuner_service.routes.context import (
 )
 
 router = APIRouter(prefix="/models", tags=["models"])
-ModelId = Annotated[int, Path(ge=1, le=2**31 - 1)]
+ModelId = Annotated[int, Path(ge=1, le=MAX_INTEGER)]
 Kernel = Annotated[str, Query(max_length=64, examples=["gemm"])]
 FILE = {
     "requestBody": {

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Annotated, Any
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Path, Request, Response
 
-from db.records import ProgramRecord
+from db.records import ProgramEntry, ProgramRecord
 from tuner_service.problems import documented
 from tuner_service.program_schemas import (
     REQUEST,
@@ -19,6 +20,8 @@ from tuner_service.program_schemas import (
     ProgramPage,
 )
 from tuner_service.routes.context import (
+    BIGINT,
+    AppAnswers,
     CreatedBy,
     Cursor,
     Limit,
@@ -43,11 +46,11 @@ Digest = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
     },
 )
 async def create_program(
-    request: Request, response: Response, store: Store, sender: Sender
+    request: Request, response: Response, store: Store, answers: AppAnswers, sender: Sender
 ) -> ProgramOut:
     """Store a program; the same one again changes nothing."""
     body = await request.body()
-    read = await run_sync(program_desk().read, body)
+    read = await answers.looked_at(partial(program_desk().read, body), program=True)
     record, is_new = await run_sync(
         store.programs.add, read.digest, read.name, read.document, sender.author
     )
@@ -65,23 +68,25 @@ def list_programs(
     found, more = page_of(
         f"programs:{created_by!r}", limit, cursor,
         lambda count, last: store.programs.list(created_by=created_by, limit=count, before=last),
+        most=BIGINT,
     )  # fmt: skip
     return ProgramPage(items=[_brief(record) for record in found], next_cursor=more)
 
 
 @router.get("/{digest:name}", responses=documented(404))
-def get_program(digest: Digest, store: Store) -> ProgramDocumentOut:
+async def get_program(digest: Digest, store: Store, answers: AppAnswers) -> ProgramDocumentOut:
     """Return a program as it came first."""
-    record = store.programs.get(digest)
-    described = _described(record, program_desk().read(record.document))
+    record = await run_sync(store.programs.get, digest)
+    read = await answers.looked_at(partial(program_desk().read, record.document), program=True)
+    described = _described(record, read)
     return ProgramDocumentOut(**described, document=json.loads(record.document))
 
 
-def _brief(record: ProgramRecord) -> ProgramBrief:
+def _brief(record: ProgramEntry) -> ProgramBrief:
     return ProgramBrief(
         digest=record.digest,
         name=record.name,
-        size_bytes=len(record.document),
+        size_bytes=record.size_bytes,
         created_by=record.created_by,
         created_at=record.created_at,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,10 +17,12 @@ from tuner_service.errors import FaultyParts, is_of_request
 from tuner_service.jobs import Effort, change_group, check_offered, submit_group
 from tuner_service.problems import documented
 from tuner_service.questions import Question
-from tuner_service.routes.context import AppSettings, IdempotencyKey, Sender, Store
+from tuner_service.routes.context import AppAnswers, AppSettings, IdempotencyKey, Sender, Store
 from tuner_service.routes.tuning_runs import to_wire, understood
 from tuner_service.schemas import Amendment, Extension, RunGroupOut, TuningRunBatch
+from tuner_service.sent_programs import LIMIT_S
 from tuner_service.settings import Settings
+from workers.errors import ProgramTooCostly
 
 router = APIRouter(tags=["run groups"])
 GroupId = Annotated[str, Path(max_length=64)]
@@ -33,23 +36,30 @@ GroupId = Annotated[str, Path(max_length=64)]
         **documented(404, 413, 422),
     },
 )
-def create_run_group(
+async def create_run_group(
     batch: TuningRunBatch,
     response: Response,
     store: Store,
     settings: AppSettings,
+    answers: AppAnswers,
     sender: Sender,
     idempotency_key: IdempotencyKey = None,
 ) -> RunGroupOut:
     """Queue several tuning runs as one group, all or none."""
-    asked = _understood(store, settings, batch)
-    runs, is_new = submit_group(
-        store, asked, idempotency_key=idempotency_key, created_by=sender.key_name
-    )
-    response.headers["Location"] = f"/v1/run-groups/{runs[0].group}"
+
+    def queue() -> tuple[RunGroupOut, bool]:
+        asked = _understood(store, settings, batch)
+        runs, is_new = submit_group(
+            store, asked, idempotency_key=idempotency_key, created_by=sender.key_name
+        )
+        return _to_wire(store, runs), is_new
+
+    has_program = any(run.program is not None for run in batch.runs)
+    group, is_new = await answers.looked_at(queue, program=has_program)
+    response.headers["Location"] = f"/v1/run-groups/{group.id}"
     if not is_new:
         response.status_code = 200
-    return _to_wire(store, runs)
+    return group
 
 
 @router.get("/run-groups/{group_id:name}", responses=documented(404))
@@ -112,9 +122,18 @@ def amend_run_group(group_id: GroupId, amendment: Amendment, store: Store) -> Ru
 def _understood(
     store: SqlStore, settings: Settings, batch: TuningRunBatch
 ) -> list[tuple[Question, Effort]]:
-    """Return what each run is to do; all that cannot be queued are told at once."""
-    found, faults = [], []
+    """Return what each run is to do; all that cannot be queued are told at once.
+
+    Raises:
+        FaultyParts: some cannot be.
+        ProgramTooCostly: looking at all programs takes too long (WK710).
+    """
+    found, faults, until = [], [], time.monotonic() + LIMIT_S
     for number, request in enumerate(batch.runs):
+        if request.program is not None and time.monotonic() > until:
+            raise ProgramTooCostly(
+                limit_s=LIMIT_S, limit="with all others", found="found that they take longer"
+            )
         try:
             question, effort = understood(store, settings, request)
             check_offered(store, question, effort)

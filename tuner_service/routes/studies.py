@@ -14,6 +14,7 @@ from tuner_service.hardware import find_hardware
 from tuner_service.problems import documented
 from tuner_service.questions import understand
 from tuner_service.routes.context import (
+    BIGINT,
     CreatedBy,
     Cursor,
     Engine,
@@ -84,6 +85,7 @@ def list_studies(
     found, more = page_of(
         f"studies:{created_by!r}", limit, cursor,
         lambda count, last: store.studies.list(created_by=created_by, limit=count, before=last),
+        most=BIGINT,
     )  # fmt: skip
     return StudyPage(items=[_to_wire(store, s) for s in found], next_cursor=more)
 
@@ -103,6 +105,7 @@ def list_study_trials(
     found, more = page_of(
         f"study:{study_id}", limit, cursor,
         lambda count, last: store.studies.trials(study, limit=count, after=last or 0),
+        most=BIGINT,
     )  # fmt: skip
     return StudyTrialPage(items=[_trial(t) for t in found], next_cursor=more)
 

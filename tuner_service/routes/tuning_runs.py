@@ -19,6 +19,8 @@ from tuner_service.jobs import Effort, partial_result, submit
 from tuner_service.problems import documented
 from tuner_service.questions import Question
 from tuner_service.routes.context import (
+    BIGINT,
+    AppAnswers,
     AppSettings,
     CreatedBy,
     Cursor,
@@ -57,23 +59,29 @@ MAX_EVENT_ID = 2**62
         **documented(404, 413, 422),
     },
 )
-def create_tuning_run(
+async def create_tuning_run(
     request: TuningRunRequest,
     response: Response,
     store: Store,
     settings: AppSettings,
+    answers: AppAnswers,
     sender: Sender,
     idempotency_key: IdempotencyKey = None,
 ) -> TuningRunOut:
     """Queue a tuning run; the coordinator works on it."""
-    question, effort = understood(store, settings, request)
-    run, is_new = submit(
-        store, question, effort, idempotency_key=idempotency_key, created_by=sender.key_name
-    )
-    response.headers["Location"] = f"/v1/tuning-runs/{run.public_id}"
+
+    def queue() -> tuple[TuningRunOut, bool]:
+        question, effort = understood(store, settings, request)
+        run, is_new = submit(
+            store, question, effort, idempotency_key=idempotency_key, created_by=sender.key_name
+        )
+        return to_wire(store, run), is_new
+
+    run, is_new = await answers.looked_at(queue, program=request.program is not None)
+    response.headers["Location"] = f"/v1/tuning-runs/{run.id}"
     if not is_new:
         response.status_code = 200
-    return to_wire(store, run)
+    return run
 
 
 @router.get("", responses=documented(422))
@@ -92,6 +100,7 @@ def list_tuning_runs(
         lambda count, last: store.runs.list(
             state=state, kernel=kernel, group=group, created_by=created_by, limit=count, before=last
         ),
+        most=BIGINT,
     )  # fmt: skip
     return TuningRunPage(items=all_to_wire(store, runs), next_cursor=more)
 
@@ -115,8 +124,9 @@ def list_trials(
     found, more = page_of(
         f"trials:{run_id}:{state}", limit, cursor,
         lambda count, last: store.trials.page(run.id, state=state, limit=count, after=last),
+        most=BIGINT,
     )  # fmt: skip
-    return TrialPage(items=[_trial(t) for t in found], next_cursor=more)
+    return TrialPage(items=[trial_to_wire(t) for t in found], next_cursor=more)
 
 
 @router.get("/{run_id:name}/result", responses=documented(404))
@@ -273,7 +283,8 @@ def _run_out(run: RunRecord, trials: dict[str, int]) -> TuningRunOut:
     )
 
 
-def _trial(trial: TrialRecord) -> TrialOut:
+def trial_to_wire(trial: TrialRecord) -> TrialOut:
+    """Return a trial as it goes over the wire."""
     measured = trial.measurement
     return TrialOut(
         sequence=trial.sequence,
