@@ -1,6 +1,7 @@
 """Runs, trials and leases: nothing lost, nothing doubled."""
 
 import threading
+import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -129,6 +130,19 @@ def test_expired_leases_go_back_and_released_ones_too(store, new_run):
     assert store.trials.requeue(epoch) == 2
     assert store.trials.release(epoch) == 1
     assert [t.attempt for t in store.trials.claim(run.id, epoch, 9, 60)] == [2, 2, 2]
+
+
+def test_a_lost_confirmation_is_begun_again_whole(store, new_run):
+    """Its trials were leased as their delays ended: what is compared was timed apart."""
+    run, epoch = new_run(), store.leader.acquire("me", 60)
+    store.trials.add(run.id, [*trials(3, Protocol.CONFIRM), *trials(1)], epoch)
+    confirms = store.trials.claim(run.id, epoch, 3, 60)
+    for trial, delay_s in zip(confirms, (0.0, 0.2, 0.0), strict=True):
+        store.trials.retry_later(trial, epoch, "node gone", delay_s)
+    (screen,) = store.trials.claim(run.id, epoch, 9, 60)
+    assert screen.protocol is Protocol.SCREEN
+    time.sleep(0.25)
+    assert len(store.trials.claim(run.id, epoch, 9, 60)) == 3
 
 
 def test_leases_are_prolonged_by_who_holds_them(store, new_run):
