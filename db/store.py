@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import cached_property
 from heapq import merge
@@ -13,6 +14,7 @@ from sqlalchemy import func, select, update
 from db.changes import STATE
 from db.cost_models import CostModels
 from db.drifts import Drifts
+from db.errors import ModelCorrupt
 from db.identities import hardware_id
 from db.keys import Keys
 from db.leader import Leadership
@@ -38,6 +40,7 @@ from recommender.measurement import Measurement, MeasureStatus, Protocol
 from recommender.ports import StoredModel
 from recommender.workload import Workload
 
+LOG = logging.getLogger(__name__)
 REMEMBERED_QUERIES = 8  # an answer holds until the next measurement, or compaction
 
 
@@ -193,10 +196,13 @@ class SqlStore:
     def active_model(self, kernel: str, family: str) -> StoredModel | None:
         """Return the promoted cost model of a kernel for devices of a family.
 
-        Raises:
-            ModelCorrupt: its bytes are not those that were saved (DB808).
+        None where it is damaged: everything goes on without it, and training makes a new one.
         """
-        return self.models.active(kernel, family)
+        try:
+            return self.models.active(kernel, family)
+        except ModelCorrupt as error:
+            LOG.warning("%s", error)
+            return None
 
     def has_drifted(self) -> bool:
         """Return whether times of anything changed that nobody has tuned since."""

@@ -272,7 +272,7 @@ def test_hardware_profile_is_replaced_by_a_measured_one(store):
     assert store.all_hardware() == [measured]
 
 
-def test_one_model_is_active_and_damage_is_noticed(store):
+def test_one_model_is_active_and_damage_is_noticed(store, caplog):
     def save(blob, promote, family="cpu"):
         return store.models.save(
             kernel="gemm", family=family, blob=blob, feature_schema="f1", metrics={"r": 1.0},
@@ -292,7 +292,10 @@ def test_one_model_is_active_and_damage_is_noticed(store):
     with store.database.write() as session:
         session.execute(update(ModelRow).where(ModelRow.state == "active").values(blob=b"0"))
     with pytest.raises(ModelCorrupt, match="DB808"):
-        store.active_model("gemm", "cpu")
+        store.models.active("gemm", "cpu")
+    with caplog.at_level("WARNING"):  # whatever other tests have set
+        assert store.active_model("gemm", "cpu") is None
+    assert "DB808" in caplog.text
 
 
 def test_points_in_time_come_back_in_utc(store, make_measurement):

@@ -124,7 +124,7 @@ def test_who_holds_a_trial_too_long_loses_it(store, study):
 
 
 def test_what_is_told_while_others_ask_is_given_to_nobody(store, store_url, study):
-    """Who asked just then took the trial from its worker, and the worker's second telling failed."""
+    """Who asked just then took it from its worker, or both waited for each other."""
     is_telling, goes_on = threading.Event(), threading.Event()
 
     class Slow(Database):
