@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import structlog
 
-from db.errors import DatabaseError, LeadershipLost, SchemaTooNew, SchemaTooOld
+from db.errors import DatabaseAway, DatabaseError, LeadershipLost, SchemaTooNew, SchemaTooOld
 from db.records import RunRecord
 from db.store import SqlStore
 from recommender.hardware import HardwareProfile
@@ -23,7 +23,7 @@ from tuner_service.errors import StaleRun
 from tuner_service.learning import train_after
 from tuner_service.process import is_process_gone, process_name
 from tuner_service.run_driver import Limits
-from tuner_service.station import Station
+from tuner_service.station import PASSING, Station
 from tuner_service.workplaces import Workplace
 from workers.errors import WorkerError
 
@@ -63,6 +63,9 @@ class Coordinator:
         self._stop = threading.Event()
         self._stations: dict[str, Station] = {}
         self._idle_since: dict[str, float] = {}  # by hardware
+        self._closed: dict[
+            str, tuple[int, float]
+        ] = {}  # workers that did not start
         self._to_train: dict[str, tuple[RunRecord, float]] = {}  # by kernel, with since when
         self._offered: list[HardwareProfile] = []
         self._matched_at = 0.0
@@ -145,6 +148,8 @@ class Coordinator:
 
     def _tick(self, epoch: int) -> None:
         if self._is_unsure:
+            for station in self._stations.values():
+                station.save()  # before leases are put back that ran out meanwhile
             self._store.trials.requeue(epoch)
             for station in self._stations.values():
                 station.resync()
@@ -191,7 +196,8 @@ class Coordinator:
                 self._store.runs.match_hardware(keys, epoch)
             self._matched_at = now
         for hardware in self._offered:
-            if hardware.key not in self._stations:
+            is_due = self._closed.get(hardware.key, (0, now))[1] <= now
+            if is_due and hardware.key not in self._stations:
                 waiting = self._store.runs.open(hardware.key)
                 if waiting:
                     self._open_station(hardware, waiting[0], epoch)
@@ -200,10 +206,14 @@ class Coordinator:
         try:
             measurer = self._workplace.measurer(hardware, epoch)
         except WorkerError as error:
-            if self._workplace.is_elsewhere:
-                raise
-            self._store.runs.finish(run.id, epoch, "FAILED", error=str(error))
+            if not (self._workplace.is_elsewhere or isinstance(error, PASSING)):
+                self._store.runs.finish(run.id, epoch, "FAILED", error=str(error))
+                return
+            log.warning("workers away", hardware=hardware.name, why=error.message)
+            attempts = self._closed.get(hardware.key, (0, 0.0))[0] + 1
+            self._closed[hardware.key] = attempts, time.monotonic() + self._limits.delay_s(attempts)
             return
+        self._closed.pop(hardware.key, None)
         self._stations[hardware.key] = Station(
             self._store, measurer, epoch, self._limits, self._check_versions
         )
@@ -241,7 +251,7 @@ class Coordinator:
             kernel, (run, _) = next(iter(self._to_train.items()))
             try:
                 train_after(self._store, run)
-            except DatabaseError:
+            except DatabaseAway:
                 raise
             except Exception:
                 log.exception("no model trained", kernel=kernel)
