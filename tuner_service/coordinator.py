@@ -17,9 +17,7 @@ from db.records import RunRecord
 from db.store import SqlStore
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Toolchain
-from recommender.workload import digest_of
-from tilecore import kernels
-from tuner_service.errors import StaleRun
+from tuner_service.jobs import check_current
 from tuner_service.learning import train_after
 from tuner_service.process import is_process_gone, process_name
 from tuner_service.run_driver import Limits
@@ -63,9 +61,7 @@ class Coordinator:
         self._stop = threading.Event()
         self._stations: dict[str, Station] = {}
         self._idle_since: dict[str, float] = {}  # by hardware
-        self._closed: dict[
-            str, tuple[int, float]
-        ] = {}  # workers that did not start
+        self._closed: dict[str, tuple[int, float]] = {}  # workers that did not start
         self._to_train: dict[str, tuple[RunRecord, float]] = {}  # by kernel, with since when
         self._offered: list[HardwareProfile] = []
         self._matched_at = 0.0
@@ -215,21 +211,9 @@ class Coordinator:
             return
         self._closed.pop(hardware.key, None)
         self._stations[hardware.key] = Station(
-            self._store, measurer, epoch, self._limits, self._check_versions
-        )
-
-    def _check_versions(self, run: RunRecord) -> None:
-        """Refuse a run that was queued for another program or toolchain than this process has."""
-        kernel, problem = run.workload.kernel, dict(run.workload.problem)
-        program = digest_of(kernel)
-        if program is None:
-            program = kernels.get(kernel).on(run.hardware.kind).program_digest(problem)
-        for what, expected, found in (
-            ("program", run.program_digest, program),
-            ("toolchain", run.toolchain.key, self._toolchain.on(run.hardware.kind).key),
-        ):
-            if expected != found:
-                raise StaleRun(what=what, expected=expected[:12], found=found[:12])
+            self._store, measurer, epoch, self._limits,
+            lambda run: check_current(run, self._toolchain),
+        )  # fmt: skip
 
     # --- learning -----------------------------------------------------------------------------
 

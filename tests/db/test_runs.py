@@ -400,6 +400,20 @@ def test_a_finished_run_goes_on_with_a_larger_budget(store, new_run, make_measur
     assert store.runs.extend(run.public_id, trials=1)[0].round == 2
 
 
+@pytest.mark.parametrize("state", ["FAILED", "CANCELLED", "SUCCEEDED"])
+def test_a_result_stays_until_there_is_a_new_one(store, new_run, state):
+    """A run that was extended and then failed, or was cancelled, lost what it had found."""
+    epoch = store.leader.acquire("me", 60)
+    run = new_run(spec={"max_trials": 2, "time_limit_s": 5.0})
+    under_way(store, run, epoch)
+    store.runs.finish(run.id, epoch, "SUCCEEDED", result={"best": 1})
+    assert store.runs.extend(run.public_id, trials=3)[0].result == {"best": 1}
+    new = {"best": 2} if state == "SUCCEEDED" else None
+    store.runs.finish(run.id, epoch, state, result=new)
+    found = store.runs.get(run.public_id)
+    assert (found.state, found.result) == (state, new or {"best": 1})
+
+
 def test_a_group_is_queued_whole_and_once(store, make_workload):
     def batch(body):
         return [
