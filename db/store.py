@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from heapq import merge
 from itertools import islice
@@ -159,6 +159,17 @@ class SqlStore:
             now = self.database.now(session)
             authors = [created_by] * len(measurements)
             return add_measurements(session, measurements, now, authors=authors)
+
+    def add_unknown(self, look: Callable[[], Sequence[Measurement]]) -> Sequence[Measurement]:
+        """Store, and return, what ``look`` returns: what it has looked for and did not find.
+
+        Of those who call this one at a time looks and stores.
+        """
+        with self.database.write() as session:
+            session.execute(select(InstallationRow).with_for_update())
+            unknown = look()
+            add_measurements(session, unknown, self.database.now(session))
+            return unknown
 
     def page(
         self, query: MeasurementQuery, *, limit: int, after: tuple[float, int] | None = None

@@ -1,6 +1,8 @@
 """SqlStore keeps measurements whole and finds the right ones."""
 
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
@@ -32,6 +34,24 @@ def test_round_trip_keeps_every_field(store, make_measurement):
     )
     store.add(written)
     assert store.measurements() == [written]
+
+
+def test_of_two_who_import_the_same_one_stores_it(store, second_store, make_measurement):
+    """Both found it missing, then both stored it."""
+    one = make_measurement()
+
+    def bring(into):
+        def look():
+            known = into.measurements()
+            time.sleep(0.2)
+            return [] if known else [one]
+
+        return into.add_unknown(look)
+
+    with ThreadPoolExecutor(2) as pool:
+        stored = list(pool.map(bring, (store, second_store)))
+    assert sorted(stored, key=len) == [[], [one]]
+    assert store.count_measurements() == 1
 
 
 def test_a_failure_has_no_time_and_keeps_its_cause(store, make_measurement):
