@@ -8,11 +8,15 @@ from tilecore.errors import TileError
 class DatabaseError(TileError):
     """Base of all errors of the database layer."""
 
+
+class DatabaseAway(DatabaseError):
+    """The whole database is of no use just now: whatever is tried next meets this as well."""
+
     code, title = "DB800", "database-error"
     template = "{url}: {reason}"
 
 
-class DatabaseLocked(DatabaseError):
+class DatabaseLocked(DatabaseAway):
     """Another process holds the database for longer than the busy timeout."""
 
     code, title = "DB801", "database-locked"
@@ -20,7 +24,7 @@ class DatabaseLocked(DatabaseError):
     default_hint = "wait for or stop the other process (a backup, a sqlite3 shell), then try again"
 
 
-class SchemaTooNew(DatabaseError):
+class SchemaTooNew(DatabaseAway):
     """The database was written by a newer version of this program."""
 
     code, title = "DB802", "schema-too-new"
@@ -28,7 +32,7 @@ class SchemaTooNew(DatabaseError):
     default_hint = "upgrade tilecore, or point TILECORE_DATABASE_URL at another database"
 
 
-class SchemaTooOld(DatabaseError):
+class SchemaTooOld(DatabaseAway):
     """The database must be migrated before this version can use it."""
 
     code, title = "DB803", "schema-too-old"
@@ -36,7 +40,7 @@ class SchemaTooOld(DatabaseError):
     default_hint = "run `tilecore migrate` (make a backup first)"
 
 
-class SchemaChanged(DatabaseError):
+class SchemaChanged(DatabaseAway):
     """The schema was changed under a process that runs."""
 
     code, title = "DB829", "schema-changed"
@@ -44,7 +48,7 @@ class SchemaChanged(DatabaseError):
     default_hint = "start this version's processes again after `tilecore migrate`; see /readyz"
 
 
-class DatabaseUnreachable(DatabaseError):
+class DatabaseUnreachable(DatabaseAway):
     """The database cannot be opened or connected to."""
 
     code, title = "DB804", "database-unreachable"
@@ -52,7 +56,7 @@ class DatabaseUnreachable(DatabaseError):
     default_hint = "check TILECORE_DATABASE_URL and that its folder exists and is writable"
 
 
-class NotADatabase(DatabaseError):
+class NotADatabase(DatabaseAway):
     """The file is not an SQLite database, or not one of this program."""
 
     code, title = "DB805", "not-a-database"
@@ -60,7 +64,7 @@ class NotADatabase(DatabaseError):
     default_hint = "move the file aside or point TILECORE_DATABASE_URL elsewhere"
 
 
-class LeadershipLost(DatabaseError):
+class LeadershipLost(DatabaseAway):
     """Another coordinator took over; this one may write nothing more."""
 
     code, title = "DB806", "leadership-lost"
@@ -98,7 +102,7 @@ class ModelCorrupt(DatabaseError):
 
     code, title = "DB808", "model-corrupt"
     template = "cost model {id}: expected sha256 {expected}, found {found}"
-    default_hint = "retire the model; a new one is trained after the next tuning run"
+    default_hint = "answers do without it; a new one is trained after the next tuning run"
 
 
 class UnknownRun(DatabaseError):

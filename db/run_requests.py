@@ -84,7 +84,8 @@ class RunRequests:
     ) -> tuple[RunRecord, bool]:  # fmt: skip
         """Give a run more trials and seconds; a finished one is queued again with all it knows.
 
-        It searches on and then confirms its finalists, those found before included, once more.
+        It searches on and then confirms its finalists, those found before included, once more. Its
+        result stays until it has a new one.
 
         Returns:
             The run, and whether this extended it (False: the key of an extension came again).
@@ -243,14 +244,15 @@ class RunRequests:
             extended = session.execute(select(RunRow.round).where(open_run).with_for_update())
             if extended.scalar() not in (None, as_of):
                 return False
-        values = {
+        values: dict[str, Any] = {
             "state": state,
-            "result": None if result is None else dict(result),
             "error": error,
             "pause_requested": False,
             "cancel_requested": False,  # it is cancelled, or had ended before that was seen
             "finished_at": self._database.now(session),
         }
+        if result is not None:  # else that of before its extension stays
+            values["result"] = dict(result)
         if change(session, update(RunRow).where(open_run).values(values)):
             left = TrialRow.state.in_(("pending", "leased"))
             still_open = update(TrialRow).where(TrialRow.run_id == run_id, left)

@@ -27,7 +27,7 @@ from sqlalchemy import exc as sa_exc
 from sqlalchemy.orm import Session
 
 from db.errors import (
-    DatabaseError,
+    DatabaseAway,
     DatabaseLocked,
     DatabaseUnreachable,
     NotADatabase,
@@ -217,12 +217,12 @@ class Database:
             return ValueOutOfRange(reason=text.splitlines()[0])
         if getattr(error.orig, "sqlstate", "") == READ_ONLY:
             hint = "have TILECORE_DATABASE_URL name the server that writes, not a copy of it"
-            return DatabaseError(url=self.shown_url, reason=text.splitlines()[0], hint=hint)
+            return DatabaseAway(url=self.shown_url, reason=text.splitlines()[0], hint=hint)
         if "disk is full" in text:
-            return DatabaseError(url=self.shown_url, reason=text, hint="free some disk space")
+            return DatabaseAway(url=self.shown_url, reason=text, hint="free some disk space")
         if "disk I/O error" in text:  # also where a full disk has no room for the files beside it
             hint = "free some disk space; if there is enough, see the kernel's log"
-            return DatabaseError(url=self.shown_url, reason=text, hint=hint)
+            return DatabaseAway(url=self.shown_url, reason=text, hint=hint)
         if isinstance(error, (sa_exc.OperationalError, sa_exc.InterfaceError)):
             is_file = self._url.get_backend_name() == "sqlite"
             hint = "" if is_file else "see whether its server runs and lets this machine in"

@@ -63,11 +63,7 @@ class Snapshot(SqlStore):
         return self._once("all hardware", "", super().all_hardware)
 
     def active_model(self, kernel: str, family: str) -> StoredModel | None:
-        """Return the promoted cost model of a kernel for devices of a family.
-
-        Raises:
-            ModelCorrupt: its bytes are not those that were saved (DB808).
-        """
+        """Return the promoted cost model of a kernel for devices of a family, if it is whole."""
         return self._once(
             "model",
             f"{kernel} {family}",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from heapq import merge
 from itertools import islice
@@ -13,6 +14,7 @@ from sqlalchemy import func, select, update
 from db.changes import STATE
 from db.cost_models import CostModels
 from db.drifts import Drifts
+from db.errors import ModelCorrupt
 from db.identities import hardware_id
 from db.keys import Keys
 from db.leader import Leadership
@@ -38,6 +40,7 @@ from recommender.measurement import Measurement, MeasureStatus, Protocol
 from recommender.ports import StoredModel
 from recommender.workload import Workload
 
+LOG = logging.getLogger(__name__)
 REMEMBERED_QUERIES = 8  # an answer holds until the next measurement, or compaction
 
 
@@ -157,6 +160,17 @@ class SqlStore:
             authors = [created_by] * len(measurements)
             return add_measurements(session, measurements, now, authors=authors)
 
+    def add_unknown(self, look: Callable[[], Sequence[Measurement]]) -> Sequence[Measurement]:
+        """Store, and return, what ``look`` returns: what it has looked for and did not find.
+
+        Of those who call this one at a time looks and stores.
+        """
+        with self.database.write() as session:
+            session.execute(select(InstallationRow).with_for_update())
+            unknown = look()
+            add_measurements(session, unknown, self.database.now(session))
+            return unknown
+
     def page(
         self, query: MeasurementQuery, *, limit: int, after: tuple[float, int] | None = None
     ) -> Page:
@@ -193,10 +207,13 @@ class SqlStore:
     def active_model(self, kernel: str, family: str) -> StoredModel | None:
         """Return the promoted cost model of a kernel for devices of a family.
 
-        Raises:
-            ModelCorrupt: its bytes are not those that were saved (DB808).
+        None where it is damaged: everything goes on without it, and training makes a new one.
         """
-        return self.models.active(kernel, family)
+        try:
+            return self.models.active(kernel, family)
+        except ModelCorrupt as error:
+            LOG.warning("%s", error)
+            return None
 
     def has_drifted(self) -> bool:
         """Return whether times of anything changed that nobody has tuned since."""

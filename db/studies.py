@@ -127,6 +127,7 @@ class Studies:
                 .where(mine | tired)
                 .order_by(StudyTrialRow.worker != worker, StudyTrialRow.id)
                 .limit(count)
+                .with_for_update()  # what is told meanwhile is leased no more
             ).all()
             for row in rows:
                 row.attempt += row.worker != worker or row.lease_until <= now
@@ -198,9 +199,9 @@ class Studies:
                 )
                 raise AlreadyTold(trial=trial, known=known)
             if row.state == "leased":
+                row.told_at = self._database.now(session)
                 row.state = "failed" if median is None else "ok"
                 row.time_s, row.times_s, row.detail = median, list(times_s), detail
-                row.told_at = self._database.now(session)
             return _trial(row)
 
     def trials(
@@ -255,8 +256,9 @@ class Studies:
     @staticmethod
     def _lock(session: Session, study: StudyRecord) -> None:
         """Let one transaction at a time give out trials of a study."""
-        query = select(StudyRow).where(StudyRow.id == study.id).with_for_update()
-        if session.scalars(query).one().state != "OPEN":
+        query = select(StudyRow).where(StudyRow.id == study.id)
+        locked = query.with_for_update(key_share=True)  # else what tells of a trial waits in turn
+        if session.scalars(locked).one().state != "OPEN":
             raise StudyClosed(study=study.public_id)
 
 

@@ -58,14 +58,22 @@ class Trials:
         return repeated
 
     def claim(self, run_id: int, epoch: int, limit: int, lease_s: float) -> Sequence[TrialRecord]:
-        """Lease up to ``limit`` pending trials in the order in which they were proposed."""
+        """Lease up to ``limit`` pending trials in the order in which they were proposed.
+
+        Confirmations wait for the last of them: they are timed interleaved, or say little.
+        """
         with self._database.write() as session:
             check_epoch(session, epoch)
             now = self._database.now(session)
+            is_pending = (TrialRow.run_id == run_id) & (TrialRow.state == "pending")
+            confirms = is_pending & (TrialRow.protocol == Protocol.CONFIRM.value)
+            last = session.scalar(select(func.max(TrialRow.not_before)).where(confirms))
             ready = or_(TrialRow.not_before.is_(None), TrialRow.not_before <= now)
+            if last is not None and last > now:
+                ready &= TrialRow.protocol != Protocol.CONFIRM.value
             rows = session.scalars(
                 select(TrialRow)
-                .where(TrialRow.run_id == run_id, TrialRow.state == "pending", ready)
+                .where(is_pending, ready)
                 .order_by(TrialRow.sequence)
                 .limit(limit)
                 .with_for_update(of=TrialRow, skip_locked=True)

@@ -32,6 +32,7 @@ from workers.ray_pool import RayPool
 log = structlog.get_logger()
 GRACE_S = 15.0  # a node that is restarted is back before its runs have to wait for hardware
 ANSWER_S = 120.0  # a process of a node starts, and may measure the node's peaks
+ASK_AGAIN_S, MAX_ASK_AGAIN_S = 4.0, 600.0  # after the first failure to answer, after many
 
 
 class MakePool(Protocol):
@@ -47,13 +48,27 @@ class MakePool(Protocol):
 
 @dataclass(slots=True)
 class _Known:
-    """A node and what it said of itself."""
+    """A node and what it said of itself.
+
+    Attributes:
+        node: as Ray knows it, with what it said.
+        inquiry: what it is asked just now; None: nothing.
+        hardware: what it is, once it has said all that is asked.
+        seen: what it is, as far as it said.
+        refused: why it cannot be used.
+        asked_at: when it was asked first.
+        failures: how often it could not say what it is.
+        ask_at: when it is asked again.
+    """
 
     node: ClusterNode
-    inquiry: Inquiry
+    inquiry: Inquiry | None
     hardware: HardwareProfile | None = None
+    seen: HardwareProfile | None = None
     refused: str = ""
     asked_at: float = field(default_factory=time.monotonic)
+    failures: int = 0
+    ask_at: float = 0.0
 
 
 class ClusterWorkplace:
@@ -61,10 +76,18 @@ class ClusterWorkplace:
 
     is_elsewhere = True
 
-    def __init__(self, address: str, toolchain: Toolchain, make_pool: MakePool) -> None:
+    def __init__(
+        self,
+        address: str,
+        toolchain: Toolchain,
+        make_pool: MakePool,
+        inquire: Callable[[ClusterNode], Inquiry] = Inquiry,
+        inquire_peaks: Callable[[ClusterNode], Inquiry] = PeakInquiry,
+    ) -> None:
         self._address = address
         self._toolchain = toolchain
         self._make_pool = make_pool
+        self._inquire, self._inquire_peaks = inquire, inquire_peaks
         self._known: dict[str, _Known] = {}
         self._pools: dict[str, RayPool] = {}
         self._offered: dict[str, tuple[HardwareProfile, float]] = {}  # with when last seen
@@ -75,7 +98,7 @@ class ClusterWorkplace:
     def is_settled(self) -> bool:
         """Whether all nodes have said what they are, or had the time to."""
         late = time.monotonic() - ANSWER_S
-        return all(k.hardware or k.asked_at < late for k in self._known.values())
+        return all(k.hardware or k.refused or k.asked_at < late for k in self._known.values())
 
     def open(self) -> None:
         """Join the cluster; raises ClusterUnavailable while there is none (WK707)."""
@@ -90,7 +113,7 @@ class ClusterWorkplace:
         self._known = {key: known for key, known in self._known.items() if key in there}
         for key, node in there.items():
             if key not in self._known:
-                self._known[key] = _Known(node, Inquiry(node))
+                self._known[key] = _Known(node, self._inquire(node))
         for key, known in list(self._known.items()):
             if known.hardware is None:
                 self._ask(store, known, key)
@@ -128,17 +151,22 @@ class ClusterWorkplace:
         return [k.node for k in self._known.values() if k.hardware and not k.refused]
 
     def _ask(self, store: SqlStore, known: _Known, key: str) -> None:
-        """Take in what a node says of itself, if it has answered."""
+        """Take in what a node says of itself, if it has answered; ask again where it could not."""
         node = known.node
+        if known.inquiry is None:
+            if time.monotonic() >= known.ask_at:
+                known.inquiry = self._inquire(node)
+            return
         try:
             answer = known.inquiry.answer()
         except ClusterUnavailable as error:
-            log.warning("a node does not answer", node=node.name, why=error.message)
-            del self._known[key]
+            self._ask_later(store, known, key, _why(error))
             return
         if answer is None:
             return
+        known.refused = ""
         hardware, toolchain = answer
+        known.seen = hardware
         ours = self._toolchain
         compiles = toolchain.on("cpu") == ours.on("cpu")
         same_nvrtc = toolchain.nvrtc == ours.nvrtc
@@ -158,14 +186,36 @@ class ClusterWorkplace:
             if hardware != stored:  # what is measured from now on is of another driver
                 store.save_hardware(hardware)
         elif not known.refused:
-            known.inquiry = PeakInquiry(node)
+            known.inquiry = self._inquire_peaks(node)
             return
         known.hardware = hardware
+        self._note(store, known, key, hardware)
+
+    def _ask_later(self, store: SqlStore, known: _Known, key: str, why: str) -> None:
+        """Refuse a node until it can say what it is: it is asked again, less often each time.
+
+        SQL has it by its hardware: where it never said that, and none that is known bears the name
+        of what it offers, only the log tells.
+        """
+        delay_s = min(MAX_ASK_AGAIN_S, ASK_AGAIN_S * 2.0**known.failures)
+        known.failures += 1
+        known.inquiry, known.ask_at = None, time.monotonic() + delay_s
+        known.refused = f"it cannot say what it is: {why}"
+        named = (h for h in store.all_hardware() if resource_name(h) == known.node.resource)
+        hardware = known.seen or next(named, None)
+        if hardware is None:
+            log.warning("node", name=known.node.name, refused=known.refused)
+        else:
+            self._note(store, known, key, hardware)
+
+    def _note(self, store: SqlStore, known: _Known, key: str, hardware: HardwareProfile) -> None:
+        """Let SQL know of a node."""
+        node = known.node
         log.info("node", name=node.name, hardware=hardware.name, refused=known.refused)
         store.nodes.join(
             key,
             name=node.name,
-            hardware=known.hardware,
+            hardware=hardware,
             devices=node.devices,
             epoch=self._epoch,
             refused=known.refused,
@@ -186,3 +236,11 @@ class ClusterWorkplace:
             ):
                 self._offered[hardware.key] = (hardware, now)
         return [hardware for hardware, seen in self._offered.values() if now - seen < GRACE_S]
+
+
+def _why(error: ClusterUnavailable) -> str:
+    """Return what went wrong: on the node, which Ray's error bears as its cause, or on the way."""
+    cause = getattr(error.__cause__, "cause", None)
+    if not isinstance(cause, Exception):
+        return error.message
+    return f"{type(cause).__name__}: {str(cause).partition(chr(10))[0]}"

@@ -352,9 +352,9 @@ def extend_run(settings: Settings, run: str, *, trials: int, seconds: float) -> 
     if not trials and not seconds:
         raise InvalidRequest(message="expected --trials, --seconds or both, found neither")
     if run.startswith("g-"):
-        _list(store, store.runs.extend_group(run, trials=trials, seconds=seconds)[0])
+        _list(store, jobs.extend_group(store, run, trials=trials, seconds=seconds)[0])
     else:
-        _list(store, [store.runs.extend(run, trials=trials, seconds=seconds)[0]])
+        _list(store, [jobs.extend(store, run, trials=trials, seconds=seconds)[0]])
 
 
 def amend_run(

@@ -12,18 +12,16 @@ from collections.abc import Callable
 
 import structlog
 
-from db.errors import DatabaseError, LeadershipLost, SchemaTooNew, SchemaTooOld
+from db.errors import DatabaseAway, DatabaseError, LeadershipLost, SchemaTooNew, SchemaTooOld
 from db.records import RunRecord
 from db.store import SqlStore
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Toolchain
-from recommender.workload import digest_of
-from tilecore import kernels
-from tuner_service.errors import StaleRun
+from tuner_service.jobs import check_current
 from tuner_service.learning import train_after
 from tuner_service.process import is_process_gone, process_name
 from tuner_service.run_driver import Limits
-from tuner_service.station import Station
+from tuner_service.station import PASSING, Station
 from tuner_service.workplaces import Workplace
 from workers.errors import WorkerError
 
@@ -63,6 +61,7 @@ class Coordinator:
         self._stop = threading.Event()
         self._stations: dict[str, Station] = {}
         self._idle_since: dict[str, float] = {}  # by hardware
+        self._closed: dict[str, tuple[int, float]] = {}  # workers that did not start
         self._to_train: dict[str, tuple[RunRecord, float]] = {}  # by kernel, with since when
         self._offered: list[HardwareProfile] = []
         self._matched_at = 0.0
@@ -145,6 +144,8 @@ class Coordinator:
 
     def _tick(self, epoch: int) -> None:
         if self._is_unsure:
+            for station in self._stations.values():
+                station.save()  # before leases are put back that ran out meanwhile
             self._store.trials.requeue(epoch)
             for station in self._stations.values():
                 station.resync()
@@ -191,7 +192,8 @@ class Coordinator:
                 self._store.runs.match_hardware(keys, epoch)
             self._matched_at = now
         for hardware in self._offered:
-            if hardware.key not in self._stations:
+            is_due = self._closed.get(hardware.key, (0, now))[1] <= now
+            if is_due and hardware.key not in self._stations:
                 waiting = self._store.runs.open(hardware.key)
                 if waiting:
                     self._open_station(hardware, waiting[0], epoch)
@@ -200,26 +202,18 @@ class Coordinator:
         try:
             measurer = self._workplace.measurer(hardware, epoch)
         except WorkerError as error:
-            if self._workplace.is_elsewhere:
-                raise
-            self._store.runs.finish(run.id, epoch, "FAILED", error=str(error))
+            if not (self._workplace.is_elsewhere or isinstance(error, PASSING)):
+                self._store.runs.finish(run.id, epoch, "FAILED", error=str(error))
+                return
+            log.warning("workers away", hardware=hardware.name, why=error.message)
+            attempts = self._closed.get(hardware.key, (0, 0.0))[0] + 1
+            self._closed[hardware.key] = attempts, time.monotonic() + self._limits.delay_s(attempts)
             return
+        self._closed.pop(hardware.key, None)
         self._stations[hardware.key] = Station(
-            self._store, measurer, epoch, self._limits, self._check_versions
-        )
-
-    def _check_versions(self, run: RunRecord) -> None:
-        """Refuse a run that was queued for another program or toolchain than this process has."""
-        kernel, problem = run.workload.kernel, dict(run.workload.problem)
-        program = digest_of(kernel)
-        if program is None:
-            program = kernels.get(kernel).on(run.hardware.kind).program_digest(problem)
-        for what, expected, found in (
-            ("program", run.program_digest, program),
-            ("toolchain", run.toolchain.key, self._toolchain.on(run.hardware.kind).key),
-        ):
-            if expected != found:
-                raise StaleRun(what=what, expected=expected[:12], found=found[:12])
+            self._store, measurer, epoch, self._limits,
+            lambda run: check_current(run, self._toolchain),
+        )  # fmt: skip
 
     # --- learning -----------------------------------------------------------------------------
 
@@ -241,7 +235,7 @@ class Coordinator:
             kernel, (run, _) = next(iter(self._to_train.items()))
             try:
                 train_after(self._store, run)
-            except DatabaseError:
+            except DatabaseAway:
                 raise
             except Exception:
                 log.exception("no model trained", kernel=kernel)

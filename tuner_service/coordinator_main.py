@@ -14,6 +14,8 @@ from tuner_service.log_lines import configure_logging
 from tuner_service.run_driver import Limits
 from tuner_service.settings import Settings
 from tuner_service.workplaces import Workplace
+from workers.device_lock import WAIT_S
+from workers.measure_worker import CONFIRM_TIMEOUT_S, PREPARE_TIMEOUT_S
 
 PARENT_POLL_S = 1.0
 
@@ -48,10 +50,15 @@ def run_coordinator(
 
 
 def limits(settings: Settings) -> Limits:
-    """Return the part of the settings that says how trials are treated."""
+    """Return the part of the settings that says how trials are treated.
+
+    Unless they say for how long, a worker has a trial as long as its own limits let it: it waits
+    for the device, makes inputs (the rival's, too), checks, times, and times again alone.
+    """
+    within_s = WAIT_S + 2 * PREPARE_TIMEOUT_S + CONFIRM_TIMEOUT_S + 4 * settings.run_timeout_s
     return Limits(
         queue_depth=settings.queue_depth,
-        lease_s=settings.lease_s,
+        lease_s=settings.lease_s or within_s,
         max_attempts=settings.max_attempts,
         retry_base_s=settings.retry_base_s,
     )

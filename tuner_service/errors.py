@@ -139,9 +139,9 @@ class RunFailed(ServiceError):
 
 
 class StaleRun(ServiceError):
-    """A queued run was made for other code than this coordinator has."""
+    """A run was made for other code than this process has."""
 
-    code, title = "SV912", "stale-run"
+    code, title, status = "SV912", "stale-run", 409
     template = (
         "expected {what} {expected}, found {found}: the code changed since the run was queued"
     )

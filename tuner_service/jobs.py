@@ -13,16 +13,17 @@ from db.errors import IllegalTransition
 from db.records import DEFAULT_PRIORITY, OPEN_STATES, NewRun, RunRecord
 from db.store import SqlStore
 from recommender.hardware import HardwareProfile
+from recommender.measurement import Toolchain
 from recommender.space import SearchSpace
 from recommender.workload import digest_of
 from tilecore import kernels
 from tilecore.errors import InvalidProblem
 from tilecore.tile_config import TileConfig, digest
-from tuner_service.errors import HardwareNotOffered, TooLargeToEmulate
+from tuner_service.errors import HardwareNotOffered, StaleRun, TooLargeToEmulate
 from tuner_service.questions import Question
 from tuner_service.report import result_document, result_of
 from tuner_service.room import check_room
-from tuner_service.wiring import detected_host
+from tuner_service.wiring import detected_host, host_toolchain
 from workers.devices import gpu_devices
 
 EMULATED_FLOP = 1e9  # some 20 s of the emulator
@@ -130,6 +131,55 @@ def submit_group(
     whole = digest([run.body_hash for run in runs])
     first = replace(runs[0], idempotency_key=idempotency_key, body_hash=whole)
     return store.runs.create_all([first, *runs[1:]])
+
+
+def check_current(run: RunRecord, toolchain: Toolchain) -> None:
+    """Refuse a run that was queued for another program or toolchain than there is now.
+
+    Raises:
+        StaleRun: what is another one (SV912).
+    """
+    kernel, problem = run.workload.kernel, dict(run.workload.problem)
+    program = digest_of(kernel)
+    if program is None:
+        program = kernels.get(kernel).on(run.hardware.kind).program_digest(problem)
+    for what, expected, found in (
+        ("program", run.program_digest, program),
+        ("toolchain", run.toolchain.key, toolchain.on(run.hardware.kind).key),
+    ):
+        if expected != found:
+            raise StaleRun(what=what, expected=expected[:12], found=found[:12])
+
+
+def extend(
+    store: SqlStore, run_id: str, *, trials: int, seconds: float, idempotency_key: str | None = None
+) -> tuple[RunRecord, bool]:
+    """Give a run more trials and seconds; return it and whether this extended it.
+
+    Raises:
+        StaleRun: it has ended, and could not go on with the code that there is now (SV912).
+        DatabaseError: as ``RunRequests.extend`` raises it.
+    """
+    _check_can_go_on([store.runs.get(run_id)])
+    return store.runs.extend(
+        run_id, trials=trials, seconds=seconds, idempotency_key=idempotency_key
+    )
+
+
+def extend_group(
+    store: SqlStore, group: str, *, trials: int, seconds: float, idempotency_key: str | None = None
+) -> tuple[Sequence[RunRecord], bool]:
+    """Give each run of a group that is not cancelled more; as ``extend``, all or none."""
+    _check_can_go_on(store.runs.of_group(group))
+    return store.runs.extend_group(
+        group, trials=trials, seconds=seconds, idempotency_key=idempotency_key
+    )
+
+
+def _check_can_go_on(runs: Sequence[RunRecord]) -> None:
+    for run in runs:
+        if run.state in ("SUCCEEDED", "FAILED"):
+            check_current(run, host_toolchain())
 
 
 def change_group(

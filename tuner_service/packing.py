@@ -167,8 +167,7 @@ def import_results(settings: Settings, paths: Sequence[Path]) -> None:
             out.print(f"{path}: no result in it", highlight=False, soft_wrap=True)
     found = [m for of_path in read.values() for m in of_path]
     usable = [m for m in found if m.status is not MeasureStatus.WORKER_LOST]
-    new = list(_unknown(store, usable))
-    store.add_all(new)
+    new = store.add_unknown(lambda: list(_unknown(store, usable)))
     counts = Counter((m.hardware.name, m.status.value) for m in new)
     for (device, status), count in sorted(counts.items()):
         out.print(f"{device}: {count} {status}", highlight=False, soft_wrap=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import structlog
@@ -29,6 +30,7 @@ from tuner_service.sent_programs import sent_program
 
 log = structlog.get_logger()
 TIME_UPDATE_S = 1.0
+MAX_DELAY_S = 30.0
 RENEWED_BELOW = 0.75  # of a lease, while the trial waits for a worker
 
 
@@ -38,7 +40,7 @@ class Limits:
 
     Attributes:
         queue_depth: trials handed to the workers of one kind of device at once.
-        lease_s: how long one of them may work on a trial.
+        lease_s: how long one of them may work on a trial (of a confirmation: for each of them).
         max_attempts: workers that may get lost under a trial before it fails.
         retry_base_s: how long the first retry waits; each further one twice as long.
         poll_s: how long one step waits for results.
@@ -47,12 +49,35 @@ class Limits:
     """
 
     queue_depth: int = 16
-    lease_s: float = 900.0
+    lease_s: float = 2100.0
     max_attempts: int = 6
     retry_base_s: float = 0.5
     poll_s: float = 0.2
     batch: int = 8
     max_active_runs: int = 8
+
+    def delay_s(self, failures: int) -> float:
+        """Return how long to wait after so many failures in a row before the next attempt."""
+        return min(MAX_DELAY_S, self.retry_base_s * 2.0**failures)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """A trial that is with the workers.
+
+    Attributes:
+        trial: which.
+        lasts_s: how long they may work on it.
+        expires_at: when they had it for so long, by the station's clock.
+    """
+
+    trial: TrialRecord
+    lasts_s: float
+    expires_at: float
+
+    def is_due(self, now: float) -> bool:
+        """Return whether it is to be renewed, if the trial still waits for a worker."""
+        return self.expires_at - now < self.lasts_s * RENEWED_BELOW
 
 
 class RunDriver:
@@ -72,7 +97,7 @@ class RunDriver:
         self._epoch = epoch
         self._limits = limits
         self._clock = clock
-        self.leased: dict[str, tuple[TrialRecord, float]] = {}  # by token, with when it expires
+        self.leased: dict[str, Lease] = {}  # by token
         self._uncounted = [0.0, 0.0]  # active, device: seconds that the database does not have yet
         self.reload(run)
 
@@ -96,7 +121,7 @@ class RunDriver:
                 self._session.tell(_proposal(trial), trial.measurement)
         self._session.restore(unfinished)
         known = {(t.id, t.attempt) for t in trials if t.state == "leased"}
-        kept = {k: v for k, v in self.leased.items() if (v[0].id, v[0].attempt) in known}
+        kept = {k: v for k, v in self.leased.items() if (v.trial.id, v.trial.attempt) in known}
         if len(kept) < len(self.leased):
             self._measurer.withdraw(self.leased.keys() - kept.keys())
         self.leased = kept
@@ -125,23 +150,21 @@ class RunDriver:
 
     def submit(self, limit: int) -> int:
         """Hand up to ``limit`` trials to the workers (a confirmation whole); return how many."""
-        if self.is_pausing:
+        if self.is_pausing or any(_is_confirm(lease.trial) for lease in self.leased.values()):
             return 0
         self._propose(limit - (len(self._open) - len(self.leased)))
         if len(self.leased) >= len(self._open):
             return 0
-        is_confirming = any(protocol == Protocol.CONFIRM.value for _, protocol, _ in self._open)
+        confirms = sum(protocol == Protocol.CONFIRM.value for _, protocol, _ in self._open)
+        lasts_s = self._limits.lease_s * max(1, confirms)  # one lane has all of a confirmation
         claimed = self._store.trials.claim(
-            self.run.id,
-            self._epoch,
-            max(limit, len(self._open) if is_confirming else 0),
-            self._limits.lease_s,
+            self.run.id, self._epoch, max(limit, len(self._open) if confirms else 0), lasts_s
         )
-        expires_at = self._clock() + self._limits.lease_s
+        expires_at = self._clock() + lasts_s
         requests = []
         for trial in claimed:
             token = f"{trial.id}:{trial.attempt}"
-            self.leased[token] = (trial, expires_at)
+            self.leased[token] = Lease(trial=trial, lasts_s=lasts_s, expires_at=expires_at)
             requests.append(
                 MeasureRequest(
                     token=token,
@@ -158,7 +181,9 @@ class RunDriver:
         """Put back a trial whose worker got lost, later each time; False: it was the last one."""
         if trial.losses + 1 >= self._limits.max_attempts:
             return False
-        self._put_back(trial, measurement.detail)
+        log.warning("worker lost", trial=trial.id, attempt=trial.attempt, why=measurement.detail)
+        delay_s = self._limits.delay_s(trial.losses)
+        self._store.trials.retry_later(trial, self._epoch, measurement.detail, delay_s)
         return True
 
     def tell(self, trial: TrialRecord, measurement: Measurement) -> None:
@@ -167,25 +192,26 @@ class RunDriver:
         if self._counts(trial):
             self._session.tell(_proposal(trial), measurement)
 
-    def expire(self) -> None:
-        """Put back what a worker kept for too long: nobody may wait for it for ever.
+    def expired(self) -> Sequence[tuple[str, Measurement]]:
+        """Take from the workers what they kept for too long; return it, by token, as lost.
 
         The time of what waits for a worker has not begun: behind many slow candidates it waits for
         long, and would be put back and measured again and again.
         """
-        now, lease_s = self._clock(), self._limits.lease_s
-        due = [t for t, (_, at) in self.leased.items() if at - now < lease_s * RENEWED_BELOW]
-        if not due:
-            return
-        waiting = self._measurer.waiting()
-        longer = [token for token in due if token in waiting]
+        now = self._clock()
+        due = {t for t, lease in self.leased.items() if lease.is_due(now)}
+        waiting = due.intersection(self._measurer.waiting()) if due else set()
+        longer = {token: self.leased[token] for token in waiting}
         if longer:
-            self._store.trials.renew([self.leased[t][0] for t in longer], self._epoch, lease_s)
-            self.leased |= {token: (self.leased[token][0], now + lease_s) for token in longer}
-        for token in [k for k, (_, expires_at) in self.leased.items() if expires_at < now]:
-            trial, _ = self.leased.pop(token)
-            self._measurer.withdraw([token])
-            self._put_back(trial, f"no answer within {lease_s:g} s")
+            trials = [lease.trial for lease in longer.values()]
+            longest_s = max(lease.lasts_s for lease in longer.values())
+            self._store.trials.renew(trials, self._epoch, longest_s)
+        for token, lease in longer.items():
+            self.leased[token] = replace(lease, expires_at=now + lease.lasts_s)
+        late = {token: lease for token, lease in self.leased.items() if lease.expires_at < now}
+        if late:
+            self._measurer.withdraw(set(late))
+        return [(token, self._lost(lease)) for token, lease in late.items()]
 
     def withdraw(self) -> None:
         """Let the workers forget what they have of the run: it is worked on no more."""
@@ -251,10 +277,22 @@ class RunDriver:
         """Whether the session is to know: confirmations before an extension are repeated."""
         return trial.protocol is Protocol.SCREEN or trial.round == self.run.round
 
-    def _put_back(self, trial: TrialRecord, why: str) -> None:
-        delay_s = min(30.0, self._limits.retry_base_s * 2.0**trial.losses)
-        log.warning("worker lost", trial=trial.id, attempt=trial.attempt, why=why)
-        self._store.trials.retry_later(trial, self._epoch, why, delay_s)
+    def _lost(self, lease: Lease) -> Measurement:
+        """Return the outcome of a trial of which nothing was heard."""
+        trial, hardware, workload = lease.trial, self._measurer.hardware, self.run.workload
+        is_one_thread = hardware.kind == "cpu" and not _is_confirm(trial)
+        return Measurement(
+            workload=workload,
+            config=trial.config,
+            hardware=hardware,
+            toolchain=self.run.toolchain,
+            program_digest=self.run.program_digest,
+            protocol=trial.protocol,
+            threads=1 if is_one_thread else workload.threads or hardware.cores,
+            status=MeasureStatus.WORKER_LOST,
+            detail=f"no answer within {lease.lasts_s:g} s",
+            measured_at=datetime.now(UTC),
+        )
 
     def _finish(self, ended_by: str) -> bool:
         """Close the run with what it has; False: it was extended meanwhile (``apply`` sees it)."""
@@ -280,6 +318,10 @@ class RunDriver:
         active_s, device_s = self._uncounted
         self._store.runs.add_time(self.run.id, active_s, device_s, self._epoch)
         self._uncounted = [0.0, 0.0]
+
+
+def _is_confirm(trial: TrialRecord) -> bool:
+    return trial.protocol is Protocol.CONFIRM
 
 
 def _key(item: TrialRecord | NewTrial) -> tuple[str, str, int]:

@@ -50,7 +50,7 @@ class Settings(BaseSettings):
     run_timeout_s: float = Field(60.0, gt=0)
     queue_depth: int = Field(16, ge=1, le=1024)  # trials handed to the workers at once
     leader_ttl_s: float = Field(10.0, gt=0.1)
-    lease_s: float = Field(900.0, gt=0)
+    lease_s: float | None = Field(None, gt=0)  # None: as long as workers' own limits let a trial be
     max_attempts: int = Field(6, ge=1)  # executions of a trial whose worker got lost
     retry_base_s: float = Field(0.5, ge=0)
     max_trials: int = Field(96, ge=1, le=MAX_TRIALS)  # of a run that does not say

@@ -14,17 +14,29 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import structlog
 
-from db.errors import DatabaseError
+from db.errors import DatabaseAway
 from db.records import RunRecord, TrialRecord
 from db.store import SqlStore
 from recommender.measurement import Measurement, MeasureStatus
 from recommender.ports import Measurer
 from tilecore.errors import TileError
 from tuner_service.run_driver import Limits, RunDriver
+from workers.errors import (
+    ClusterUnavailable,
+    DeskBusy,
+    DeviceBusy,
+    ProgramTooCostly,
+    SandboxFailed,
+    StaleEpoch,
+    WorkerLost,
+)
 
 log = structlog.get_logger()
 P = ParamSpec("P")
 R = TypeVar("R")
+# What comes of the state that the workers are in just now, and of no run.
+PASSING = (ClusterUnavailable, DeskBusy, DeviceBusy, SandboxFailed, StaleEpoch, WorkerLost)
+COSTLY_ATTEMPTS = 3  # a busy machine looks like a costly program, and a killed reader, too
 ADMIT_S = 0.5  # between two looks for runs that joined
 TRIALS_PER_DEVICE = 4  # with the workers at once, where that is more than the queue's depth
 
@@ -50,6 +62,7 @@ class Station:
         self._clock = clock
         self._drivers: dict[int, RunDriver] = {}
         self._served: dict[int, float] = {}  # trials over priority, by run
+        self._later: dict[int, tuple[int, float]] = {}  # runs put off: how often, until when
         self._unsaved: list[tuple[str, Measurement]] = []  # results the database has not taken yet
         self._admitted_at = -ADMIT_S
         self._stepped_at = clock()
@@ -73,28 +86,60 @@ class Station:
         if may_submit:
             self._share()
         self._unsaved += [(r.token, m) for r, m in self._measurer.collect(poll_s)]
-        self._save()
+        self.save()
         for driver in list(self._drivers.values()):
             if self._guarded(driver, RunDriver.end):
                 self.finished.append(driver.run)
                 self._drop(driver.run.id)
 
+    def save(self) -> None:
+        """Store results in one transaction, then tell the runs; kept while the database is away."""
+        known = {
+            token: (driver, lease.trial)
+            for driver in self._drivers.values()
+            for token, lease in driver.leased.items()
+        }
+        # what is not known is of a run that was cancelled, or of a lease that ran out
+        outcomes = [(*known[token], m) for token, m in self._unsaved if token in known]
+        kept: list[tuple[RunDriver, TrialRecord, Measurement]] = []
+        for driver, trial, measurement in outcomes:
+            lost = measurement.status is MeasureStatus.WORKER_LOST
+            if lost and driver.retry(trial, measurement):
+                self._unsaved = [u for u in self._unsaved if u[0] != _token(trial)]
+                driver.leased.pop(_token(trial), None)
+            else:
+                kept.append((driver, trial, measurement))
+        stored = (
+            self._store.trials.accept_all([(t, m) for _, t, m in kept], self._epoch) if kept else []
+        )
+        self._unsaved.clear()
+        for (driver, trial, measurement), found in zip(kept, stored, strict=True):
+            driver.leased.pop(_token(trial), None)
+            if found is None:
+                log.warning("stale result dropped", trial=trial.id, attempt=trial.attempt)
+                self._guarded(driver, RunDriver.reload, self._store.runs.get(driver.run.public_id))
+            else:
+                self._guarded(driver, RunDriver.tell, trial, measurement)
+
     def resync(self) -> None:
-        """After the database was away: believe it, and put back leases it gave us in vain."""
-        self._save()
-        kept = [t for d in self._drivers.values() for t, _ in d.leased.values()]
+        """After the database was away: believe it, and put back leases it gave us in vain.
+
+        The time in which it was away is none of the runs'.
+        """
+        kept = [lease.trial for d in self._drivers.values() for lease in d.leased.values()]
         self._store.trials.release(self._epoch, keep=kept, runs=list(self._drivers))
         for run_id, driver in list(self._drivers.items()):
             run = self._store.runs.get(driver.run.public_id)
             if run.state == "RUNNING":
-                driver.reload(run)
+                self._guarded(driver, RunDriver.reload, run)
             else:
                 self._drop(run_id)
+        self._stepped_at = self._clock()
 
     def close(self) -> None:
         """End the workers; runs stay open."""
         self._measurer.close()
-        with suppress(DatabaseError):  # another leads, or the database is away: some time is lost
+        with suppress(DatabaseAway):  # another leads, or the database is away: some time is lost
             for driver in self._drivers.values():
                 driver.leave()
 
@@ -113,7 +158,9 @@ class Station:
             return
         self._admitted_at = now
         for run in self._store.runs.open(self._measurer.hardware.key, limit=3 * most):
-            if run.id in self._drivers:
+            if run.id in self._drivers or self._has_ended(run):
+                continue
+            if self._later.get(run.id, (0, now))[1] > now:
                 continue
             rivals = sum(d.priority >= run.priority for d in self._drivers.values())
             is_waiting = run.state != "RUNNING"
@@ -121,20 +168,29 @@ class Station:
                 return  # what follows has no higher priority
             self._begin(run)
 
+    def _has_ended(self, run: RunRecord) -> bool:
+        """Cancel or pause a run that nobody works on, if that is wished; return whether it was."""
+        if run.cancel_requested:
+            return self._store.runs.finish(run.id, self._epoch, "CANCELLED")
+        return run.pause_requested and self._store.runs.settle_pause(run.id, self._epoch)
+
     def _begin(self, run: RunRecord) -> None:
         try:
             self._check(run)
             if not self._store.runs.start(run, self._epoch):
                 return
             log.info("run", run=run.public_id, workload=str(run.workload), state=run.state)
+            # what this leader had leased of it when it was dropped is with no worker any more
+            self._store.trials.release(self._epoch, runs=[run.id])
             driver = RunDriver(
                 self._store, run, self._measurer, self._epoch, self._limits, self._clock
             )
-        except DatabaseError:
+        except DatabaseAway:
             raise
         except Exception as error:  # noqa: BLE001  a fault of one run is not one of the others
-            self._fail(run, error)
+            self._put_off(run, error)
             return
+        self._later.pop(run.id, None)
         self._served[run.id] = min(self._served.values(), default=0.0)
         self._drivers[run.id] = driver
 
@@ -143,7 +199,7 @@ class Station:
             return
         controls = self._store.runs.controls(list(self._drivers))
         for run_id, driver in list(self._drivers.items()):
-            driver.expire()
+            self._unsaved += driver.expired()
             if self._guarded(driver, RunDriver.apply, controls[run_id]):
                 self._drop(run_id)
 
@@ -166,41 +222,16 @@ class Station:
                 continue
             self._served[run_id] += submitted / driver.priority
 
-    def _save(self) -> None:
-        """Store results in one transaction, then tell the runs; kept while the database is away."""
-        known = {
-            token: (driver, trial)
-            for driver in self._drivers.values()
-            for token, (trial, _) in driver.leased.items()
-        }
-        # what is not known is of a run that was cancelled, or of a lease that ran out
-        outcomes = [(*known[token], m) for token, m in self._unsaved if token in known]
-        kept: list[tuple[RunDriver, TrialRecord, Measurement]] = []
-        for driver, trial, measurement in outcomes:
-            lost = measurement.status is MeasureStatus.WORKER_LOST
-            if lost and driver.retry(trial, measurement):
-                self._unsaved = [u for u in self._unsaved if u[0] != _token(trial)]
-                driver.leased.pop(_token(trial), None)
-            else:
-                kept.append((driver, trial, measurement))
-        stored = (
-            self._store.trials.accept_all([(t, m) for _, t, m in kept], self._epoch) if kept else []
-        )
-        self._unsaved.clear()
-        for (driver, trial, measurement), found in zip(kept, stored, strict=True):
-            driver.leased.pop(_token(trial), None)
-            if found is None:
-                log.warning("stale result dropped", trial=trial.id, attempt=trial.attempt)
-                driver.reload(self._store.runs.get(driver.run.public_id))
-            else:
-                self._guarded(driver, RunDriver.tell, trial, measurement)
-
     def _count_time(self) -> None:
+        """Count the time since the last step; that of the device for runs it works on."""
         now = self._clock()
         elapsed, self._stepped_at = now - self._stepped_at, now
-        total = sum(driver.priority for driver in self._drivers.values())
-        for driver in self._drivers.values():
-            driver.count_time(elapsed, elapsed * driver.priority / total)
+        waiting = set(self._measurer.waiting())
+        served = {run_id for run_id, d in self._drivers.items() if d.leased.keys() - waiting}
+        total = sum(self._drivers[run_id].priority for run_id in served)
+        for run_id, driver in self._drivers.items():
+            share = driver.priority / total if run_id in served else 0.0
+            driver.count_time(elapsed, elapsed * share)
 
     # --- faults -------------------------------------------------------------------------------
 
@@ -211,15 +242,29 @@ class Station:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> R | None:
-        """Return what the call returns; a fault of it fails this run alone, and gives None."""
+        """Return what the call returns; a fault of it puts off this run alone, and gives None."""
         try:
             return call(driver, *args, **kwargs)
-        except DatabaseError:
+        except DatabaseAway:
             raise
         except Exception as error:  # noqa: BLE001  a fault of one run is not one of the others
             self._drop(driver.run.id)
-            self._fail(driver.run, error)
+            self._put_off(driver.run, error)
             return None
+
+    def _put_off(self, run: RunRecord, error: Exception) -> None:
+        """Let a run go on later where the workers are at fault; it fails where it is itself."""
+        attempts = self._later.get(run.id, (0, 0.0))[0] + 1
+        is_costly = isinstance(error, ProgramTooCostly) and attempts < COSTLY_ATTEMPTS
+        if not (isinstance(error, PASSING) or is_costly):
+            self._later.pop(run.id, None)
+            self._fail(run, error)
+            return
+        delay_s = self._limits.delay_s(attempts)
+        self._later[run.id] = attempts, self._clock() + delay_s
+        log.warning("run put off", run=run.public_id, why=str(error), delay_s=delay_s)
+        if attempts == 1:
+            self._store.runs.add_event(run.id, "retry", {"reason": str(error)})
 
     def _fail(self, run: RunRecord, error: Exception) -> None:
         if isinstance(error, TileError):

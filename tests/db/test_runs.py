@@ -1,6 +1,7 @@
 """Runs, trials and leases: nothing lost, nothing doubled."""
 
 import threading
+import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -129,6 +130,19 @@ def test_expired_leases_go_back_and_released_ones_too(store, new_run):
     assert store.trials.requeue(epoch) == 2
     assert store.trials.release(epoch) == 1
     assert [t.attempt for t in store.trials.claim(run.id, epoch, 9, 60)] == [2, 2, 2]
+
+
+def test_a_lost_confirmation_is_begun_again_whole(store, new_run):
+    """Its trials were leased as their delays ended: what is compared was timed apart."""
+    run, epoch = new_run(), store.leader.acquire("me", 60)
+    store.trials.add(run.id, [*trials(3, Protocol.CONFIRM), *trials(1)], epoch)
+    confirms = store.trials.claim(run.id, epoch, 3, 60)
+    for trial, delay_s in zip(confirms, (0.0, 0.2, 0.0), strict=True):
+        store.trials.retry_later(trial, epoch, "node gone", delay_s)
+    (screen,) = store.trials.claim(run.id, epoch, 9, 60)
+    assert screen.protocol is Protocol.SCREEN
+    time.sleep(0.25)
+    assert len(store.trials.claim(run.id, epoch, 9, 60)) == 3
 
 
 def test_leases_are_prolonged_by_who_holds_them(store, new_run):
@@ -384,6 +398,20 @@ def test_a_finished_run_goes_on_with_a_larger_budget(store, new_run, make_measur
     later = [replace(p, round=1) for p in (*trials(3), *proposals)]
     assert store.trials.add(run.id, later, epoch) == later[:2]  # screened once, confirmed again
     assert store.runs.extend(run.public_id, trials=1)[0].round == 2
+
+
+@pytest.mark.parametrize("state", ["FAILED", "CANCELLED", "SUCCEEDED"])
+def test_a_result_stays_until_there_is_a_new_one(store, new_run, state):
+    """A run that was extended and then failed, or was cancelled, lost what it had found."""
+    epoch = store.leader.acquire("me", 60)
+    run = new_run(spec={"max_trials": 2, "time_limit_s": 5.0})
+    under_way(store, run, epoch)
+    store.runs.finish(run.id, epoch, "SUCCEEDED", result={"best": 1})
+    assert store.runs.extend(run.public_id, trials=3)[0].result == {"best": 1}
+    new = {"best": 2} if state == "SUCCEEDED" else None
+    store.runs.finish(run.id, epoch, state, result=new)
+    found = store.runs.get(run.public_id)
+    assert (found.state, found.result) == (state, new or {"best": 1})
 
 
 def test_a_group_is_queued_whole_and_once(store, make_workload):

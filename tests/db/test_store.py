@@ -1,6 +1,8 @@
 """SqlStore keeps measurements whole and finds the right ones."""
 
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
@@ -32,6 +34,24 @@ def test_round_trip_keeps_every_field(store, make_measurement):
     )
     store.add(written)
     assert store.measurements() == [written]
+
+
+def test_of_two_who_import_the_same_one_stores_it(store, second_store, make_measurement):
+    """Both found it missing, then both stored it."""
+    one = make_measurement()
+
+    def bring(into):
+        def look():
+            known = into.measurements()
+            time.sleep(0.2)
+            return [] if known else [one]
+
+        return into.add_unknown(look)
+
+    with ThreadPoolExecutor(2) as pool:
+        stored = list(pool.map(bring, (store, second_store)))
+    assert sorted(stored, key=len) == [[], [one]]
+    assert store.count_measurements() == 1
 
 
 def test_a_failure_has_no_time_and_keeps_its_cause(store, make_measurement):
@@ -272,7 +292,7 @@ def test_hardware_profile_is_replaced_by_a_measured_one(store):
     assert store.all_hardware() == [measured]
 
 
-def test_one_model_is_active_and_damage_is_noticed(store):
+def test_one_model_is_active_and_damage_is_noticed(store, caplog):
     def save(blob, promote, family="cpu"):
         return store.models.save(
             kernel="gemm", family=family, blob=blob, feature_schema="f1", metrics={"r": 1.0},
@@ -292,7 +312,10 @@ def test_one_model_is_active_and_damage_is_noticed(store):
     with store.database.write() as session:
         session.execute(update(ModelRow).where(ModelRow.state == "active").values(blob=b"0"))
     with pytest.raises(ModelCorrupt, match="DB808"):
-        store.active_model("gemm", "cpu")
+        store.models.active("gemm", "cpu")
+    with caplog.at_level("WARNING"):  # whatever other tests have set
+        assert store.active_model("gemm", "cpu") is None
+    assert "DB808" in caplog.text
 
 
 def test_points_in_time_come_back_in_utc(store, make_measurement):

@@ -1,5 +1,6 @@
 """Studies: every configuration is given out once at a time and told once."""
 
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,6 +16,8 @@ from db.errors import (
     UnknownTrial,
 )
 from db.records import NewStudy
+from db.session import Database
+from db.store import SqlStore
 from tests.db.conftest import BOTH
 
 NEW = NewStudy(
@@ -118,6 +121,32 @@ def test_who_holds_a_trial_too_long_loses_it(store, study):
     with pytest.raises(LeaseLost):
         store.studies.complete(study, trial.id, "w1", [1.0], "")
     assert store.studies.complete(study, trial.id, "w2", [1.0], "").state == "ok"
+
+
+def test_what_is_told_while_others_ask_is_given_to_nobody(store, store_url, study):
+    """Who asked just then took it from its worker, or both waited for each other."""
+    is_telling, goes_on = threading.Event(), threading.Event()
+
+    class Slow(Database):
+        def now(self, session):  # the trial is locked, and its outcome not committed
+            is_telling.set()
+            assert goes_on.wait(20)
+            return super().now(session)
+
+    (trial,) = store.studies.add(study, configs(0), "w1", 0.01)
+    slow = SqlStore(Slow(store_url))
+    with ThreadPoolExecutor(2) as pool:
+        telling = pool.submit(slow.studies.complete, study, trial.id, "w1", [1.0], "")
+        assert is_telling.wait(20)
+        asking = pool.submit(store.studies.lease_again, study, "w2", 1, 60)
+        time.sleep(0.3)
+        goes_on.set()
+        told = telling.result(20)
+        assert asking.result(20) == []
+    slow.database.close()
+    assert (told.state, told.worker) == ("ok", "w1")
+    assert store.studies.trials(study) == [told]
+    assert store.studies.complete(study, trial.id, "w1", [1.0], "") == told
 
 
 def test_what_stops_three_workers_is_a_failure(store, study):

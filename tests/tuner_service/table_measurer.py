@@ -73,7 +73,7 @@ class TableMeasurer:
         return [(request, self._measure(request))]
 
     def waiting(self) -> set[str]:
-        return {request.token for request in self._queue}
+        return {request.token for request in [*self._queue][1:]}  # the first is worked on
 
     def withdraw(self, tokens: Collection[str]) -> None:
         self._queue = deque(request for request in self._queue if request.token not in tokens)

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 import structlog
-from sqlalchemy import text
+from sqlalchemy import text, update
 from structlog.testing import LogCapture
 
-from db.errors import LeadershipLost, SchemaTooNew
+from db.errors import LeadershipLost, SchemaTooNew, UnknownProgram
+from db.service_models import ModelRow
 from db.session import Database
 from db.store import SqlStore
 from recommender.measurement import MeasureStatus, Protocol, Toolchain
@@ -19,7 +20,13 @@ from tuner_service.process import is_process_gone, process_name
 from tuner_service.run_driver import Limits
 from tuner_service.station import Station
 from tuner_service.workplaces import HostWorkplace
-from workers.errors import ClusterUnavailable
+from workers.errors import (
+    ClusterUnavailable,
+    DeskBusy,
+    DeviceMissing,
+    ProgramTooCostly,
+    SandboxFailed,
+)
 
 LIMITS = Limits(retry_base_s=0.01, poll_s=0.01, max_attempts=3)
 
@@ -364,6 +371,213 @@ def test_a_trial_that_the_workers_forget_is_done_again(store, queue_run):
     assert all(t.losses == t.attempt - 1 >= 1 for t in trials)
 
 
+class Silent(TableMeasurer):
+    """Takes trials and never says what came of them."""
+
+    def submit(self, requests):
+        self.submitted = list(requests)
+
+
+def test_a_trial_that_no_worker_answers_fails(store, queue_run):
+    """Leases that ran out were no losses: such a trial was begun again for ever."""
+    run = queue_run(max_trials=2)
+    coordinator(store, Silent(), limits=replace(LIMITS, lease_s=0.02)).run()
+    done = store.runs.get(run.public_id)
+    assert done.state == "FAILED"
+    assert "WORKER_LOST x2" in done.error
+    assert "no answer within 0.02 s" in done.error
+    assert {(t.state, t.attempt, t.losses) for t in store.trials.of_run(run.id)} == {
+        ("failed", LIMITS.max_attempts, LIMITS.max_attempts - 1)
+    }
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
+
+
+def test_a_confirmation_has_a_lease_for_each_of_its_trials(store, queue_run):
+    """It was put back while its lane still timed it: it could not end."""
+
+    class AllAtOnce(TableMeasurer):
+        confirms = ()
+
+        def submit(self, requests):
+            if requests[0].protocol is not Protocol.CONFIRM:
+                super().submit(requests)
+                return
+            assert not self.confirms
+            self.confirms = requests
+
+    run, clock, measurer = queue_run(), Clock(), AllAtOnce()
+    epoch = store.leader.acquire("me", 60)
+    station = Station(store, measurer, epoch, LIMITS, clock=clock)
+    while not measurer.confirms:
+        station.step(0.0)
+    clock.now_s += LIMITS.lease_s * (len(measurer.confirms) - 0.5)
+    station.step(0.0)
+    TableMeasurer.submit(measurer, measurer.confirms)
+    while not station.is_idle:
+        station.step(0.0)
+    assert store.runs.get(run.public_id).state == "SUCCEEDED"
+    assert {(t.attempt, t.losses) for t in store.trials.of_run(run.id)} == {(1, 0)}
+
+
+def test_a_lost_confirmation_is_begun_again_whole(store, queue_run):
+    class Losing(TableMeasurer):
+        batches = ()
+
+        def submit(self, requests):
+            confirms = [r for r in requests if r.protocol is Protocol.CONFIRM]
+            self.batches += (len(confirms),) if confirms else ()
+            super().submit(requests)
+
+        def _measure(self, request):
+            self._lost_attempts = 2 if request.protocol is Protocol.CONFIRM else 0
+            return super()._measure(request)
+
+    run, measurer = queue_run(), Losing(delay_s=0.005)
+    coordinator(store, measurer).run()
+    assert store.runs.get(run.public_id).state == "SUCCEEDED"
+    confirms = [t for t in store.trials.of_run(run.id) if t.protocol is Protocol.CONFIRM]
+    assert measurer.batches == (len(confirms),) * 3
+
+
+def test_time_in_which_nobody_works_on_a_run_is_not_its_own(store, queue_run):
+    """An outage of 15 minutes used up the budget of a run."""
+    run, clock, measurer = queue_run(), Clock(), Silent()
+    epoch = store.leader.acquire("me", 60)
+    station = Station(store, measurer, epoch, LIMITS, clock=clock)
+    station.step(0.0)
+    clock.now_s += 900.0  # the database, or the workers, were away
+    station.resync()
+    clock.now_s += 2.0
+    station.step(0.0)
+    found = store.runs.get(run.public_id)
+    assert (found.active_s, found.device_s) == (2.0, 2.0)
+    measurer.waiting = lambda: {r.token for r in measurer.submitted}
+    clock.now_s += 3.0  # none of its trials has begun
+    station.step(0.0)
+    found = store.runs.get(run.public_id)
+    assert (found.active_s, found.device_s) == (5.0, 2.0)
+
+
+def after(failures, error):
+    """Return a check of runs that fails so often, then passes."""
+    left = [failures]
+
+    def check(_run):
+        left[0] -= 1
+        if left[0] >= 0:
+            raise error
+
+    return check
+
+
+def work(store, station):
+    deadline = time.monotonic() + 20
+    while store.runs.open(HARDWARE.key):
+        assert time.monotonic() < deadline, "timed out"
+        station.step(0.001)
+
+
+@pytest.mark.parametrize(
+    ("failures", "error"),
+    [
+        (5, DeskBusy(places=2)),
+        (5, SandboxFailed(worker="program reader", reason="killed")),
+        (2, ProgramTooCostly(limit_s=30, limit="2 GiB", found="found one that takes longer")),
+    ],
+    ids=lambda value: getattr(value, "title", ""),
+)
+def test_what_workers_cannot_do_just_now_fails_no_run(store, queue_run, failures, error):
+    epoch = store.leader.acquire("me", 60)
+    run = queue_run(max_trials=2)
+    station = Station(store, TableMeasurer(), epoch, LIMITS, after(failures, error))
+    work(store, station)
+    assert store.runs.get(run.public_id).state == "SUCCEEDED"
+    told = [e.payload for e in store.runs.events(run.id) if e.kind == "retry"]
+    assert told == [{"reason": str(error)}]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UnknownProgram(found="f" * 32),  # the whole coordinator waited for it to come back
+        ProgramTooCostly(limit_s=30, limit="2 GiB", found="found one that takes longer"),
+    ],
+    ids=lambda error: error.title,
+)
+def test_what_a_run_lacks_for_good_fails_that_run_alone(store, queue_run, error):
+    epoch = store.leader.acquire("me", 60)
+    bad, good = queue_run(max_trials=3), queue_run(max_trials=2)
+
+    def check(run):
+        if run.id == bad.id:
+            raise error
+
+    work(store, Station(store, TableMeasurer(), epoch, LIMITS, check))
+    done = store.runs.get(bad.public_id)
+    assert (done.state, done.error) == ("FAILED", str(error))
+    assert store.runs.get(good.public_id).state == "SUCCEEDED"
+
+
+def test_a_run_goes_on_without_a_damaged_model(store, queue_run):
+    """No run of any kernel went on."""
+    store.models.save(
+        kernel="gemm", family="cpu", blob=b"a model", feature_schema="any", metrics={},
+        trained_on=9, promote=True,
+    )  # fmt: skip
+    with store.database.write() as session:
+        session.execute(update(ModelRow).values(blob=b"a medal"))
+    run = queue_run(max_trials=2)
+    coordinator(store, TableMeasurer()).run()
+    assert store.runs.get(run.public_id).state == "SUCCEEDED"
+
+
+def test_a_run_that_is_put_off_is_cancelled_and_paused(store, queue_run):
+    epoch = store.leader.acquire("me", 60)
+    runs = [queue_run(max_trials=2) for _ in range(2)]
+    limits = replace(LIMITS, retry_base_s=60.0)
+    for run in runs:
+        assert store.runs.start(run, epoch)
+    station = Station(store, TableMeasurer(), epoch, limits, after(2, DeskBusy(places=2)))
+    station.step(0.0)
+    store.runs.cancel(runs[0].public_id)
+    store.runs.pause(runs[1].public_id)
+    time.sleep(0.6)
+    station.step(0.0)
+    states = [store.runs.get(r.public_id).state for r in runs]
+    assert states == ["CANCELLED", "PAUSED"]
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        (ClusterUnavailable(address="local", reason="a slow start"), "SUCCEEDED"),
+        (DeviceMissing(expected="a GPU", found="none"), "FAILED"),
+    ],
+    ids=lambda value: getattr(value, "title", value),
+)
+def test_workers_that_do_not_start_at_once(store, queue_run, error, state):
+    """A start of Ray that was too slow failed the runs that waited, one after the other."""
+    left = [error, error]
+
+    def make(_epoch):
+        if left:
+            raise left.pop()
+        return TableMeasurer()
+
+    runs = [queue_run(max_trials=2) for _ in range(2)]
+    workplace = HostWorkplace(HARDWARE, make)
+    Coordinator(
+        store, workplace=workplace, toolchain=TOOLCHAIN, limits=LIMITS, until_idle=True
+    ).run()
+    assert {store.runs.get(r.public_id).state for r in runs} == {state}
+
+
 @pytest.mark.exhaustive
 def test_what_waits_behind_slow_candidates_is_not_done_again(store, queue_run):
     """Trials that waited longer than a lease were put back before their turn, again and again."""
@@ -406,6 +620,26 @@ def test_what_the_database_missed_is_stored_when_it_is_back(store, queue_run, da
     assert store.runs.get(run.public_id).state == "SUCCEEDED"
     assert {t.state for t in trials} == {"done"}
     assert len({t.measurement_id for t in trials}) == len(trials) == store.count_measurements()
+    impatient.database.close()
+
+
+def test_what_came_in_while_the_database_was_away_for_longer_than_a_lease_counts(
+    store, queue_run, database_lock, tmp_path
+):
+    run = queue_run(max_trials=6)
+    store.database.close()
+    impatient = SqlStore(Database(store.database.shown_url, busy_timeout_s=0.05))
+    measurer = TableMeasurer(delay_s=0.05, log=tmp_path / "log")
+    limits = replace(LIMITS, lease_s=0.3)
+    worker = coordinator(impatient, measurer, limits=limits, leader_ttl_s=60.0)
+    thread = in_background(worker)
+    wait(lambda: store.count_measurements() >= 2)
+    with database_lock():
+        time.sleep(1.2)
+    thread.join(60)
+    assert store.runs.get(run.public_id).state == "SUCCEEDED"
+    executed = (tmp_path / "log").read_text().splitlines()
+    assert len(executed) == len(store.trials.of_run(run.id)) == store.count_measurements()
     impatient.database.close()
 
 

@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from recommender.hardware import HardwareProfile
+from recommender.measurement import Toolchain
 from tests.tuner_service.serving import TestClient
 from tests.tuner_service.table_measurer import TableMeasurer
 from tests.tuner_service.test_app import GEMM, coordinate, problem
@@ -87,6 +88,21 @@ def test_an_extension_that_is_sent_again_counts_once(client, store):
     client.post(f"{url}:cancel")
     assert client.post(f"{url}:extend", json=more, headers=key).status_code == 200
     problem(client.post(f"{url}:extend", json=more), 409, "DB811")
+
+
+def test_a_run_of_other_code_is_not_extended(client, store, queue_run):
+    """It was queued again, failed at once, and its result was gone."""
+    older = Toolchain(tilecore="older", tvm="x", llvm="y")
+    run = queue_run(toolchain=older, group="g-old")
+    epoch = store.leader.acquire("me", 60)
+    store.runs.finish(run.id, epoch, "SUCCEEDED", result={"best": {"latency_us": 1.0}})
+    for url in (f"/v1/tuning-runs/{run.public_id}", "/v1/run-groups/g-old"):
+        told = problem(client.post(f"{url}:extend", json={"trials": 3}), 409, "SV912")
+        assert "toolchain" in told["detail"]
+    assert store.runs.get(run.public_id) == replace(
+        run, state="SUCCEEDED", result={"best": {"latency_us": 1.0}},
+        finished_at=store.runs.get(run.public_id).finished_at,
+    )  # fmt: skip
 
 
 def test_a_group_is_extended_whole_or_not_at_all(client, store):

@@ -14,7 +14,7 @@ from db.records import RunRecord
 from db.store import SqlStore
 from tilecore.errors import TileError
 from tuner_service.errors import FaultyParts, is_of_request
-from tuner_service.jobs import Effort, change_group, check_offered, submit_group
+from tuner_service.jobs import Effort, change_group, check_offered, extend_group, submit_group
 from tuner_service.problems import documented
 from tuner_service.questions import Question
 from tuner_service.routes.context import AppAnswers, AppSettings, IdempotencyKey, Sender, Store
@@ -102,7 +102,8 @@ def extend_run_group(
     idempotency_key: IdempotencyKey = None,
 ) -> RunGroupOut:
     """Give each run of a group that is not cancelled more trials and seconds, all or none."""
-    runs, is_new = store.runs.extend_group(
+    runs, is_new = extend_group(
+        store,
         group_id,
         trials=extension.trials,
         seconds=extension.seconds,

@@ -15,7 +15,7 @@ from db.errors import DatabaseLocked, DatabaseUnreachable
 from db.records import RunRecord, TrialRecord
 from db.store import SqlStore
 from tuner_service.answering import asked
-from tuner_service.jobs import Effort, partial_result, submit
+from tuner_service.jobs import Effort, extend, partial_result, submit
 from tuner_service.problems import documented
 from tuner_service.questions import Question
 from tuner_service.routes.context import (
@@ -171,9 +171,10 @@ def extend_tuning_run(
     idempotency_key: IdempotencyKey = None,
 ) -> TuningRunOut:
     """Give a run more trials and seconds; a finished one is queued again with all it knows."""
-    extended, is_new = store.runs.extend(
-        run_id, trials=extension.trials, seconds=extension.seconds, idempotency_key=idempotency_key
-    )
+    extended, is_new = extend(
+        store, run_id,
+        trials=extension.trials, seconds=extension.seconds, idempotency_key=idempotency_key,
+    )  # fmt: skip
     if not is_new:
         response.status_code = 200
     return to_wire(store, extended)
