@@ -171,11 +171,12 @@ class Storage:
         if held:
             raise WritesHeld(held, span)
         others = [one for one in self.kin if one is not self or self.owner != CALLERS]
-        owner = next((one.owner for one in others if one.owner), "")
-        if owner:
+        owned = next((one for one in others if one.owner), None)
+        if owned is not None:
+            maybe = " of what may be a copy: whether they share memory is not known"
             raise UnsupportedSyntax(
-                expected=f"a computation that changes no {owner.removeprefix('a ')}",
-                found="an update in place",
+                expected=f"a computation that changes no {owned.owner.removeprefix('a ')}",
+                found="an update in place" + ("" if owned is self else maybe),
                 span=span,
                 hint="write x = x + 1, not x += 1; or x = x.clone() before it",
             )
