@@ -196,6 +196,7 @@ def test_commands_get_in_with_the_password_of_the_file_and_only_with_it(site):
         assert connection.execute("select version_num from alembic_version").fetchall() == [(HEAD,)]
 
 
+@pytest.mark.exhaustive
 def test_a_coordinator_of_one_host_leads_and_its_check_says_so(site):
     """With the variables of the file: no Ray, whose address is empty."""
     site.prepare()

@@ -120,6 +120,7 @@ def test_serve_answers_tunes_and_stops_with_everything_it_started(settings, stor
     assert not store.leader.current().is_alive
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_service_that_is_stopped_ends_the_streams_that_clients_follow(settings, store, number):
     """Once it waited for 5 s, then cancelled them with a traceback in its log, and a service that

@@ -95,6 +95,7 @@ def test_arguments_of_the_caller_are_not_tuned(no_workers) -> None:
     assert len(doubled.results) == before
 
 
+@pytest.mark.exhaustive
 def test_arguments_may_be_tuned_all_the_same() -> None:
     """What the caller gives are values to start from, as programs of libraries say it."""
     assert doubled.impl.signature.parameters["block"].default == 16

@@ -460,6 +460,7 @@ def test_a_survey_of_no_program_says_so(tmp_path: Path, capsys: pytest.CaptureFi
     assert "expected a program that imports tilelang below" in capsys.readouterr().err
 
 
+@pytest.mark.exhaustive
 def test_a_survey_builds_for_gpus_too(folder: Path) -> None:
     table = folder / "gpu.md"
     given = ["--survey", str(folder), "--match", "^.*/add.py", "--gpu-out", str(table)]

@@ -111,6 +111,7 @@ def test_where_none_can_be_started_nothing_is_lost(helper, tmp_path, monkeypatch
     helper.wait(0)
 
 
+@pytest.mark.exhaustive
 def test_a_program_that_cannot_be_sent_is_compiled_here(helper, tmp_path):
     program, store = scaled(2.0), ArtifactStore(tmp_path)
     unsendable = replace(program, attrs={**program.attrs, "made by": lambda: None})
@@ -164,6 +165,7 @@ def test_computations_of_several_kernels_do_without_the_compiler_here(tmp_path):
     assert run(MODEL.replace("BEFORE", ""), tmp_path).split("\n")[0] == "False False"  # all on disk
 
 
+@pytest.mark.exhaustive
 def test_computations_without_another_process(tmp_path):
     before = "compile_ahead.HELPER._start = lambda: (_ for _ in ()).throw(OSError())"
     assert run(MODEL.replace("BEFORE", before), tmp_path).split("\n")[0] == "True False"

@@ -120,7 +120,7 @@ def test_its_gradient_is_torch_s():
     torch.testing.assert_close(x.grad, wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.covering("target")
+@pytest.mark.few(1)
 @pytest.mark.parametrize("target", GPUS)
 @pytest.mark.parametrize("count", [5, 66])
 def test_halves_are_one_kernel_on_gpus(target, count):

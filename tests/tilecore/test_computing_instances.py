@@ -418,6 +418,7 @@ def test_annotations_that_are_checked():
         tilecore.compute(lambda x: scaled(x, x.T))(X)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("rows", "absent"), [
     ("torch.embedding(table, i)", "torch._dynamo"),
     ("torch.nn.functional.embedding(i, table, padding_idx=-1)", "sympy"),

@@ -80,6 +80,7 @@ def test_each_thread_draws_from_its_own_stream(run_both, seed, offset):
     run_both(main, [], [np.zeros(shape, np.uint32)], [expected], rtol=0, atol=0)
 
 
+@pytest.mark.exhaustive
 def test_parallel_loops_draw_for_all_iterations(run_both):
     n = 50
 

@@ -65,6 +65,7 @@ def client(settings, store):
         yield client
 
 
+@pytest.mark.exhaustive
 def test_a_model_of_gpus_is_another_one(client, store):
     recorded = [m for m in read_results(RECORDED) if m.workload.kernel == "attention"]
     store.add_all(recorded)

@@ -84,6 +84,7 @@ def test_a_pack_goes_to_a_device_and_its_results_come_back(cli, store, tmp_path)
     assert store.count_measurements() == len(measured)
 
 
+@pytest.mark.exhaustive
 def test_what_comes_back_teaches_a_cost_model_of_its_gpus(cli, store, monkeypatch):
     """Beside formulas as they were before anything was measured: no model beats the fitted."""
     by_hand = replace(

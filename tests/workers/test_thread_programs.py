@@ -99,6 +99,7 @@ def measured(
     return found
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("protocol", list(Protocol))
 def test_on_the_cpu(tmp_path: Path, protocol: Protocol) -> None:
     with LocalPool(detected_host(), artifact_dir=tmp_path, compile_workers=1) as pool:

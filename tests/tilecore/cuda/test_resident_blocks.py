@@ -87,7 +87,7 @@ def test_each_tile_is_computed_once_by_blocks_that_stay(m, n, k, order):
     assert source.entries[0].grid == (3, 1, 1)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.covering
 @pytest.mark.parametrize("order", [None, "row", "column"])
 @pytest.mark.parametrize(("n", "k"), [(200, 200), (N, 72), (N, K)])
@@ -112,7 +112,7 @@ def test_tiles_are_counted_at_the_call(n, k, order):
         assert "stored by TMA" in plan.explain()
 
 
-@pytest.mark.few(1)
+@pytest.mark.exhaustive
 def test_tiles_of_batches_are_counted_at_the_call():
     batches, size, depth = 3, 128, 72
 
@@ -287,7 +287,7 @@ def test_blocks_of_equal_rows_of_all_heads_begin_together():
     assert persistent.end_of_last(together, 132) < 1.05 * mean
 
 
-@pytest.mark.few(1)
+@pytest.mark.exhaustive
 @pytest.mark.covering
 @pytest.mark.parametrize("target", ["sm_80", "h100"])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(3, 1), (6, 6)])
@@ -380,6 +380,7 @@ def test_what_does_not_fit_is_planned_once_without_each_pass_that_the_target_has
     assert seen.count("settle") == tries
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rows", [7 * 64, 8 * 64, 7 * 64 + 8])
 def test_tiles_of_resident_blocks_are_seen_to_lie_in_their_tensors(rows):
     """Each access was guarded: that a tile's number is one of the grid's stands in a branch."""
@@ -414,7 +415,7 @@ def test_tiles_of_resident_blocks_are_seen_to_lie_in_their_tensors(rows):
 OWN = "C_tile: each warpgroup stores its own rows and waits for no other one"
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("sizes", "block", "threads", "is_own"),
     [

@@ -207,6 +207,7 @@ def test_some(seed, check, target, tmp_path):
     check(seed, target, tmp_path / "program.py")
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", FOUND)
 @pytest.mark.parametrize("target", ["sm_80", "h100", "b200"])
 def test_what_was_found(name, target, tmp_path):
