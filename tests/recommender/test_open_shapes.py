@@ -43,6 +43,7 @@ def problem_of(data, kernel):
     return kernel.parse_problem({**given_sizes, **flags, "dtype": dtype})
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", sorted(kernels.KERNELS))
 @settings(deadline=None, max_examples=6)
 @given(data=st.data(), hardware=st.sampled_from(DEVICES))

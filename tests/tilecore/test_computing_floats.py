@@ -31,6 +31,7 @@ def readings(function, x, values=VALUES):
     return next(count)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "function",
@@ -48,6 +49,7 @@ def test_one_plan_serves_all(function, dtype):
     assert readings(function, x.to(dtype)) == 3  # two for a number each
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "function",
     [

@@ -77,6 +77,7 @@ def test_strided_and_transposed_tensors():
     agrees(lambda x: x.transpose(0, 1).mean(1), x)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("op", ["amax", "amin", "sum"])
 @pytest.mark.parametrize("rows", [3, 20, 300])
 @pytest.mark.parametrize("target", ["auto", "emulated a100"])
@@ -96,6 +97,7 @@ def test_softmax_and_variance_along_a_leading_axis():
     agrees(lambda x: torch.logsumexp(x, 1), made(5, 17, 40))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("target", GPUS)
 @pytest.mark.parametrize("shape", [(3, 19, 72), (300, 72)])
 def test_on_gpus(shape, target):

@@ -37,6 +37,7 @@ def made(*shape, dtype=torch.float32, mean=0.0):
 # --- functions of elements in front of reductions over several axes ----------------------------
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize(
     ("function", "kernels"),
@@ -105,6 +106,7 @@ def test_sizes_that_vary():
 # --- norms ------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize(
     "function",
@@ -169,6 +171,7 @@ def test_vectors_of_zeros():
 # --- channels ---------------------------------------------------------------------------------
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("shape", [(3, 6, 9, 11), (2, 5, 70), (2, 3, 4, 5, 6)])
 def test_instance_norm(shape, dtype):
@@ -213,6 +216,7 @@ def test_what_torch_refuses_is_refused(function):
         tilecore.compute(function)(made(2, 4, 5, 6))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("dtype", HALVES)
 def test_averages_of_all_positions(rank, dtype):

@@ -29,6 +29,7 @@ def steps(computation, *given):
     return [type(step).__name__ for step in computation.plan(*given).steps]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rotated", [halves, pairs])
 def test_rotary_embeddings_are_one_kernel(rotated, dtype):

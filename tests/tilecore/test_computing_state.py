@@ -284,6 +284,7 @@ def of_masks(x, y):
     return x.softmax(-1)
 
 
+@pytest.mark.few(3)
 @pytest.mark.covering("function")
 @pytest.mark.parametrize("function", [adds, swaps, keeps_the_old, of_parts, of_masks])
 @pytest.mark.parametrize("is_turned", [False, True])

@@ -84,6 +84,7 @@ def check(func, inputs, path="avx512+avx512_bf16+avx512_vnni"):
     np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=2e-3)
 
 
+@pytest.mark.few(5)
 @pytest.mark.covering("dtype value")
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float16"])

@@ -37,6 +37,7 @@ def exact(x, reverse, dim):
     return np.flip(sums, dim) if reverse else sums
 
 
+@pytest.mark.few(3)
 @pytest.mark.covering("n")
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("reverse", [False, True])
