@@ -197,7 +197,7 @@ class ClusterWorkplace:
         SQL has it by its hardware: where it never said that, and none that is known bears the name
         of what it offers, only the log tells.
         """
-        delay_s = min(MAX_ASK_AGAIN_S, ASK_AGAIN_S * 2.0**known.failures)
+        delay_s = min(MAX_ASK_AGAIN_S, ASK_AGAIN_S * 2.0 ** min(known.failures, 100))
         known.failures += 1
         known.inquiry, known.ask_at = None, time.monotonic() + delay_s
         known.refused = f"it cannot say what it is: {why}"

@@ -58,7 +58,7 @@ class Limits:
 
     def delay_s(self, failures: int) -> float:
         """Return how long to wait after so many failures in a row before the next attempt."""
-        return min(MAX_DELAY_S, self.retry_base_s * 2.0**failures)
+        return min(MAX_DELAY_S, self.retry_base_s * 2.0 ** min(failures, 100))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

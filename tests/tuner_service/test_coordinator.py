@@ -674,3 +674,8 @@ def test_idle_workers_elsewhere_are_let_go_and_come_back(store, queue_run):
     worker.stop()
     thread.join()
     assert released == [HARDWARE.key] * 2
+
+
+def test_however_often_something_failed_it_is_tried_again():
+    limits = Limits(retry_base_s=0.5)
+    assert [limits.delay_s(failures) for failures in (1, 2, 6, 10_000)] == [1.0, 2.0, 30.0, 30.0]
