@@ -108,8 +108,7 @@ class Scope:
             found = ask(first_rows(shape, most, probed), values)
             if len(found) >= limit:
                 return found
-            cost = merging if walked and has_heads else None
-            probed = _farther(probed, limit, len(found), cost)
+            probed = _farther(probed, limit, len(found), merging if walked else None)
             if not is_dated:
                 way.probed[shape.goes_on] = probed
         return ask(first_rows(replace(shape, walked=walked), most), values)
