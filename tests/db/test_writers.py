@@ -43,32 +43,41 @@ def test_32_writers_lose_nothing(store_url):
     assert (found["records_lost"], found["updates_lost"]) == (0, 0)
 
 
-@BOTH
-def test_groups_of_the_same_new_workloads_in_opposite_orders_do_not_wait_in_turn(store_url):
-    """PostgreSQL ended one of them as a deadlock, which its client saw as 503."""
-    rounds, size = 6, 40
-    start, faults = threading.Barrier(2), []
+def write_in_opposite_orders(store_url, prepare, rounds, size):
+    """Let two writers write what ``prepare(store, sizes, way)`` returns, at once in each round."""
+    start = threading.Barrier(2)
 
-    def queue(way):
+    def write(way):
         store = SqlStore(open_database(store_url))
         try:
             for turn in range(rounds):
                 sizes = range(turn * size + 1, (turn + 1) * size + 1)[::way]
-                group = [run(workload=workload(m), group=f"{turn} {way}") for m in sizes]
+                ready = prepare(store, sizes, way)
                 start.wait(60)
-                store.runs.create_all(group)
-        except Exception as error:  # noqa: BLE001  any fault is one that a user would see
-            faults.append(error)
+                ready()
+        except BaseException:
             start.abort()
+            raise
         finally:
             store.database.close()
 
-    threads = [threading.Thread(target=queue, args=(way,)) for way in (1, -1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        writers = [pool.submit(write, way) for way in (1, -1)]
+    # any fault is one that a user would see
+    faults = [f.exception() for f in writers if f.exception() is not None]
     assert faults == []
+
+
+@BOTH
+def test_groups_of_the_same_new_workloads_in_opposite_orders_do_not_wait_in_turn(store_url):
+    """PostgreSQL ended one of them as a deadlock, which its client saw as 503."""
+    rounds, size = 6, 40
+
+    def queue(store, sizes, way):
+        group = [run(workload=workload(m), group=f"{sizes.start} {way}") for m in sizes]
+        return lambda: store.runs.create_all(group)
+
+    write_in_opposite_orders(store_url, queue, rounds, size)
     store = SqlStore(open_database(store_url))
     runs = store.runs.list(limit=1000)
     assert len(runs) == 2 * rounds * size
@@ -108,30 +117,12 @@ def test_models_that_are_promoted_at_once_leave_one_active(store_url):
 @BOTH
 def test_writers_of_the_same_new_things_in_opposite_orders_do_not_wait_in_turn(store_url):
     rounds, size = 6, 120
-    start, faults = threading.Barrier(2), []
 
-    def write(way):
-        store = SqlStore(open_database(store_url))
-        try:
-            for turn in range(rounds):
-                sizes = range(turn * size + 1, (turn + 1) * size + 1)[::way]
-                batch = [
-                    measurement(workload=workload(m), config=TileConfig.of(x=m)) for m in sizes
-                ]
-                start.wait(60)
-                store.add_all(batch)
-        except Exception as error:  # noqa: BLE001  any fault is one that a user would see
-            faults.append(error)
-            start.abort()
-        finally:
-            store.database.close()
+    def add(store, sizes, _way):
+        batch = [measurement(workload=workload(m), config=TileConfig.of(x=m)) for m in sizes]
+        return lambda: store.add_all(batch)
 
-    threads = [threading.Thread(target=write, args=(way,)) for way in (1, -1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert faults == []
+    write_in_opposite_orders(store_url, add, rounds, size)
     store = SqlStore(open_database(store_url))
     assert store.count_measurements() == 2 * rounds * size
     won = {r.measurement.workload.key for r in store.log.stream(MeasurementQuery(winners=True))}
