@@ -122,7 +122,7 @@ class Scope:
         self._find_program(ask)
         shape = self.shape
         if shape.own:
-            shape = replace(shape, is_own_few=ways.of(self, ask).is_own_few)
+            shape = replace(shape, is_own_few=ways.of_own(self, ask).is_own_few)
         found: list[Any] = []
         looked_at, width = 0, 3 * limit // 2 if self.query.hardware_key else limit // 4
         while True:
@@ -141,12 +141,10 @@ class Scope:
         """Return some of the pairs of workload and device that have a measurement here."""
         return ask(pairs(self.shape), self.values | {"limit": limit})
 
-    def way(self, ask: Ask) -> Way:
+    def way(self, ask: Ask, ways: Ways) -> Way:
         """Return how to walk: the table to walk row by row, and of how many rows."""
-        if self.shape.own:
-            own = ask(own_rows(self.shape, FEW_OF_OWN), self.values)[0][0]
-            if own <= FEW_OF_OWN:
-                return Way("", 0, is_own_few=True)
+        if self.shape.own and (own := ways.of_own(self, ask)).is_own_few:
+            return own
         if self.near is not None:
             return Way(WORKLOADS.name, len(self.near))
         if self.shape.names & {"workload_key"} or self.shape.names >= {"m", "n", "k"}:
@@ -193,14 +191,27 @@ class Ways:
     def of(self, scope: Scope, ask: Ask) -> Way:
         """Return the way of a query."""
         if scope.near is not None:
-            return scope.way(ask)
+            return scope.way(ask, self)
         values = {n: v for n, v in scope.values.items() if n not in ("since", "until")}
-        key = (scope.shape, *values.values())
+        return self._keep((scope.shape, *values.values()), lambda: scope.way(ask, self))
+
+    def of_own(self, scope: Scope, ask: Ask) -> Way:
+        """Return the way in a program's or an author's own index, whatever else is asked of it."""
+
+        def find() -> Way:
+            count = ask(own_rows(scope.shape, FEW_OF_OWN), scope.values)[0][0]
+            return Way("", count, is_own_few=count <= FEW_OF_OWN)
+
+        own = scope.shape.own
+        return self._keep((own, scope.values[own]), find)
+
+    def _keep(self, key: Hashable, find: Callable[[], Way]) -> Way:
         way = self._kept.get(key)
         if way is None or way.asked >= KEPT_FOR:
+            way = find()
             if len(self._kept) >= MAX_KEPT:
                 self._kept.clear()
-            way = self._kept[key] = scope.way(ask)
+            self._kept[key] = way
         way.asked += 1
         return way
 
