@@ -14,9 +14,9 @@ a pool of their own.
 
 Parts: ``local``, the corpus on the workers of this machine; ``ray``, the same on a local Ray
 cluster of two nodes, whose attributions must be equal; ``killed``, actors on Ray that are killed
-with SIGKILL while good candidates are measured, which the coordinator's rule (six tries) gives
-back; ``sticky``, devices on Ray whose faults stay in the process that caused them. Parts that were
-not asked for are kept as they are in FILE.
+with SIGKILL while good candidates are measured, which the coordinator's rule (six tries, later and
+later) gives back; ``sticky``, devices on Ray whose faults stay in the process that caused them.
+Parts that were not asked for are kept as they are in FILE.
 """
 
 from __future__ import annotations
@@ -157,13 +157,14 @@ def killed_actors(make: MakePool, given: argparse.Namespace) -> dict[str, Any]:
         while len(killed) < given.each or goes == 0:
             goes += 1
             left = wanted
-            for _ in range(Limits().max_attempts):
+            for attempt in range(1, Limits().max_attempts + 1):
                 now = wait_for_all(pool, left, WAIT_S)
                 found |= now
                 left = [r for r in left if now[r.token].status is MeasureStatus.WORKER_LOST]
                 losses += len(left)
                 if not left:
                     break
+                time.sleep(Limits().delay_s(attempt))
             most = max(most, len(left))
     return judged(found, wanted) | {
         "killed": dict(Counter(killed)), "rounds_of_good": goes, "tried_again": losses,
