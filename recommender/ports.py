@@ -100,6 +100,11 @@ class Measurer(TypingProtocol):
         """How many devices measure side by side just now."""
         ...
 
+    @property
+    def compilers(self) -> int:
+        """How many candidates are compiled side by side just now."""
+        ...
+
     def submit(self, requests: Sequence[MeasureRequest]) -> None:
         """Queue candidates; returns at once."""
         ...

@@ -39,6 +39,7 @@ PASSING = (ClusterUnavailable, DeskBusy, DeviceBusy, SandboxFailed, StaleEpoch, 
 COSTLY_ATTEMPTS = 3  # a busy machine looks like a costly program, and a killed reader, too
 ADMIT_S = 0.5  # between two looks for runs that joined
 TRIALS_PER_DEVICE = 4  # with the workers at once, where that is more than the queue's depth
+TRIALS_COMPILED_PER_DEVICE = 2  # one that it measures and the next, where all compilers work, too
 
 
 class Station:
@@ -203,9 +204,15 @@ class Station:
             if self._guarded(driver, RunDriver.apply, controls[run_id]):
                 self._drop(run_id)
 
+    def _depth(self) -> int:
+        """Return how many trials the workers have at once: none of them waits for one."""
+        devices, compilers = self._measurer.devices, self._measurer.compilers
+        busy = compilers + TRIALS_COMPILED_PER_DEVICE * devices
+        return max(self._limits.queue_depth, TRIALS_PER_DEVICE * devices, busy)
+
     def _share(self) -> None:
         """Let the runs submit in turn until the workers have enough."""
-        depth = max(self._limits.queue_depth, TRIALS_PER_DEVICE * self._measurer.devices)
+        depth = self._depth()
         # a few at once: each question costs the search a fit of its model
         batch = min(self._limits.batch, depth) if len(self._drivers) > 1 else max(1, depth // 4)
         waiting = set(self._drivers)

@@ -139,8 +139,15 @@ class MeasurePool:
     @property
     def devices(self) -> int:
         """How many devices measure side by side just now."""
-        nodes = list(self._nodes.values())
-        return sum(len(node.meters) for node in nodes if not node.leaves.is_set())
+        return sum(len(node.meters) for node in self._staying())
+
+    @property
+    def compilers(self) -> int:
+        """How many candidates are compiled side by side just now."""
+        return sum(len(node.compilers) for node in self._staying())
+
+    def _staying(self) -> list[_Node]:
+        return [node for node in list(self._nodes.values()) if not node.leaves.is_set()]
 
     @property
     def node_keys(self) -> set[str]:

@@ -34,8 +34,6 @@ def _program_digest(workload: Workload) -> str:
 class TableMeasurer:
     """Answers requests one by one, each after ``delay_s``; every execution is noted in ``log``."""
 
-    devices = 1
-
     def __init__(
         self,
         hardware: HardwareProfile = HARDWARE,
@@ -45,8 +43,11 @@ class TableMeasurer:
         lost_attempts: int = 0,
         broken_block_m: int | None = None,
         toolchain: Toolchain = TOOLCHAIN,
+        devices: int = 1,
+        compilers: int = 1,
     ) -> None:
         self.hardware = hardware
+        self.devices, self.compilers = devices, compilers
         self._delay_s = delay_s
         self._log = log
         self._lost_attempts = lost_attempts

@@ -257,6 +257,20 @@ def test_process_names():
     assert not is_process_gone("nonsense")
 
 
+@pytest.mark.parametrize(
+    ("devices", "compilers", "depth"), [(1, 1, 16), (8, 1, 32), (1, 30, 32), (2, 16, 20)]
+)
+def test_workers_have_as_many_trials_as_keep_devices_and_compilers_busy(
+    store, queue_run, devices, compilers, depth
+):
+    run = queue_run(max_trials=100)
+    measurer = Silent(devices=devices, compilers=compilers)
+    station = Station(store, measurer, store.leader.acquire("me", 60), LIMITS)
+    station.step(0.0)
+    assert len(store.trials.of_run(run.id, state="leased")) == depth
+    station.close()
+
+
 @pytest.mark.exhaustive
 def test_runs_share_a_device_by_priority(store, queue_run):
     from tests.tuner_service.conftest import gemm
