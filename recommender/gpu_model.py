@@ -21,7 +21,8 @@ from recommender.gpu_block import (
     GpuConstants,
     side_by_side,
 )
-from recommender.gpu_resources import BlockResources, Columns, Floats, numbers
+from recommender.gpu_columns import Columns, Floats, numbers
+from recommender.gpu_resources import BlockResources
 from recommender.hardware import HardwareProfile
 from recommender.straight_line import called, place_of_largest
 from tilecore.graph import TileGraph

@@ -6,16 +6,12 @@ import numpy as np
 import pytest
 
 import tilecore
-from recommender import gpu_resources
+from recommender import gpu_columns
 from recommender.analytic import estimate
 from recommender.errors import EmptySpace
 from recommender.gpu_model import GpuConstants, gpu_terms
-from recommender.gpu_resources import (
-    CONVERSION_OPERATIONS,
-    block_resources,
-    products,
-    target_of,
-)
+from recommender.gpu_products import CONVERSION_OPERATIONS, products
+from recommender.gpu_resources import block_resources, target_of
 from recommender.hardware import load_profile, profile_names
 from recommender.recommend import recommend
 from recommender.space import SearchSpace
@@ -269,7 +265,7 @@ def test_columns_by_combinations_of_knobs_say_what_plain_ones_do(case, device, m
     plain = space.columns
     expected = estimate(space, plain).time_s
     kept = [np.asarray(limit.holds(plain)) for limit in space.limits]
-    monkeypatch.setattr(gpu_resources, "MANY_CONFIGS", 0)
+    monkeypatch.setattr(gpu_columns, "MANY_CONFIGS", 0)
     np.testing.assert_array_equal(estimate(space).time_s, expected)
     for limit, mask in zip(space.limits, kept, strict=True):
         np.testing.assert_array_equal(limit.holds(space.factored), mask, limit.expected)

@@ -1,0 +1,198 @@
+"""What a block of a GPU program keeps in shared memory, as arrays over configs.
+
+Mirrors ``tilecore.inference.gpu`` in closed form: which tiles lie in how many stages, what sums go
+out through, and what warps tell each other there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+
+import numpy as np
+
+from recommender.gpu_columns import Columns, Floats, numbers
+from recommender.gpu_folds import is_told_across
+from recommender.gpu_products import Product
+from tilecore.gpu_target import GpuTarget
+from tilecore.graph.graph import Launch
+from tilecore.graph.nodes import Loop, TileOp
+from tilecore.ir.expr import Load, Var
+from tilecore.ir.nodes import (
+    Atomic,
+    Buffer,
+    Copy,
+    Gemm,
+    If,
+    Parallel,
+    Reduce,
+    Seq,
+    Store,
+)
+from tilecore.ir.visitor import walk_expr
+from tilecore.passes.stage_outputs import SECTOR_BYTES, TOGETHER, sums_of
+
+FOLDED_BYTES = 4  # of what a thread tells others of a fold across warps
+PREFETCHED = 2  # tiles of each kind on AMD, whose next ones come through registers
+
+
+def stages_of(launch: Launch, columns: Columns, target: GpuTarget) -> dict[Buffer, Floats]:
+    """Return in how many copies the tiles of pipelined loops lie."""
+    found: dict[Buffer, Floats] = {}
+    if target.kind == "cuda" and not target.has_cp_async:
+        return found
+    for op in launch.ops:
+        loop = _pipelined(op)
+        if loop is None or not isinstance(op.stmt, Copy):
+            continue
+        source, tile = op.stmt.src.buffer, op.stmt.dst.buffer
+        if source.scope == "global" and tile.scope == "shared" and source.dtype == tile.dtype:
+            stages = numbers(loop.num_stages, columns)
+            if target.kind != "cuda":
+                stages = np.where(stages > 1, PREFETCHED, stages)
+            found[tile] = np.maximum(1.0, stages)
+    return found
+
+
+def _pipelined(op: TileOp) -> Loop | None:
+    return next((loop for loop in op.loops if loop.kind == "pipelined"), None)
+
+
+def shared_bytes(
+    launch: Launch, columns: Columns, stages: Mapping[Buffer, Floats],
+    staged: Sequence[tuple[TileOp, Floats]],
+) -> Floats:  # fmt: skip
+    """Return the most bytes of shared tiles alive at once.
+
+    ``staged``: sums on their way out that are among them, with their bytes.
+    """
+    tiles = [t for t in launch.tiles if t.scope == "shared"]
+    spans: dict[Buffer, list[int]] = {}
+    outgoing: list[tuple[int, Floats]] = []
+    leaving = {id(op): size for op, size in staged}
+    position, last = -1, None
+    for op in launch.ops:
+        position += op.outermost is not last
+        last = op.outermost
+        for access in (*op.reads, *op.writes):
+            if access.buffer.root in tiles:
+                span = spans.setdefault(access.buffer.root, [position, position])
+                span[1] = position
+        if id(op) in leaving:
+            outgoing.append((position, leaving[id(op)]))
+    moments = []
+    for moment in range(position + 1):
+        alive = numbers(0, columns)
+        for tile, (first, end) in spans.items():
+            if first <= moment <= end:
+                alive = alive + tile_bytes(tile, columns, stages)
+        for when, size in outgoing:
+            alive = alive + (when == moment) * size
+        moments.append(alive)
+    found: Floats = reduce(np.maximum, [numbers(0, columns), *moments])
+    return found
+
+
+def all_shared_bytes(launch: Launch, columns: Columns, stages: Mapping[Buffer, Floats]) -> Floats:
+    """Return the bytes of all shared tiles: of a block that computes one tile after another."""
+    tiles = [t for t in launch.tiles if t.scope == "shared" and t.root is t]
+    sizes = [tile_bytes(t, columns, stages) for t in tiles]
+    sizes += [size for _, size in outgoing(launch, columns)]
+    found: Floats = reduce(np.add, [numbers(0, columns), *sizes])
+    return found
+
+
+def tile_bytes(tile: Buffer, columns: Columns, stages: Mapping[Buffer, Floats]) -> Floats:
+    """Return the bytes of a tile in all its stages."""
+    size = numbers(1, columns) * tile.dtype.itemsize
+    for extent in tile.shape:
+        size = size * numbers(extent, columns)
+    return np.ceil(size / 16) * 16 * stages.get(tile, 1.0)
+
+
+def outgoing(launch: Launch, columns: Columns) -> Iterator[tuple[TileOp, Floats]]:
+    """Yield what takes sums to tensors, and the bytes of the tiles that they go through."""
+    sums = sums_of(op.stmt for op in launch.ops)
+    for op in launch.ops:
+        match op.stmt:
+            case Copy(src=source) if source.buffer in sums:
+                extents = source.extents
+            case Parallel() if _stores_sums(op.stmt, sums):
+                extents = op.stmt.extents
+            case _:
+                continue
+        target = op.writes[0].buffer
+        if target.scope == "global" and len(extents) == 2:
+            size = numbers(1, columns) * target.dtype.itemsize
+            for extent in extents:
+                size = size * numbers(extent, columns)
+            yield op, size
+
+
+def _stores_sums(nest: Parallel, sums: set[Buffer]) -> bool:
+    """Return whether a nest stores what it makes of sums, in pieces smaller than sectors."""
+    body = nest.body
+    while isinstance(body, (If, Seq)):
+        inner = (body.then_body,) if isinstance(body, If) else body.stmts
+        if len(inner) != 1:
+            return False
+        (body,) = inner
+    if not isinstance(body, Store) or TOGETHER * body.buffer.dtype.itemsize >= SECTOR_BYTES:
+        return False
+    return any(p.buffer in sums for p in walk_expr(body.value) if isinstance(p, Load))
+
+
+def sectors_written(launch: Launch, columns: Columns) -> float:
+    """Return how many sectors are written for one if threads store the sums that they hold."""
+    sizes = [op.writes[0].buffer.dtype.itemsize for op, _ in outgoing(launch, columns)]
+    return max((max(1.0, SECTOR_BYTES / (TOGETHER * size)) for size in sizes), default=1.0)
+
+
+def added_tiles(
+    launch: Launch, columns: Columns, target: GpuTarget
+) -> Iterator[tuple[TileOp, Floats]]:
+    """Yield what adds sums to whole rows of tensors, and the bytes of the tiles they go through.
+
+    See ``tilecore.passes.stage_updates``.
+    """
+    if target.kind != "cuda" or not target.has_tma:
+        return
+    sums = {op.stmt.c.buffer for op in launch.ops if isinstance(op.stmt, Gemm)}
+    for op, atomic in updates(launch):
+        value, nest = atomic.value, op.stmt
+        if atomic.op != "add" or not isinstance(value, Load) or value.buffer not in sums:
+            continue
+        assert isinstance(nest, Parallel)
+        names = {n for n in walk_expr(atomic.indices[-1]) if isinstance(n, Var)}
+        if len(nest.loop_vars) == 2 and names <= set(nest.loop_vars):
+            size = numbers(1, columns) * value.buffer.dtype.itemsize
+            for extent in value.buffer.shape:
+                size = size * numbers(extent, columns)
+            yield op, size
+
+
+def updates(launch: Launch) -> Iterator[tuple[TileOp, Atomic]]:
+    """Yield the nests that update tensors element by element, as they are written."""
+    for op in launch.ops:
+        body = op.stmt.body if isinstance(op.stmt, Parallel) else None
+        inner = body.stmts if isinstance(body, Seq) else (body,)
+        if len(inner) == 1 and isinstance(inner[0], Atomic):
+            yield op, inner[0]
+
+
+def scratch_bytes(
+    launch: Launch, columns: Columns, threads: Floats, found: Sequence[Product]
+) -> Floats:
+    """Return the bytes behind the tiles by which warps tell each other of what they have folded."""
+    total = 0 * threads
+    sums = {p.op.stmt.c.buffer: p for p in found if isinstance(p.op.stmt, Gemm)}
+    for op in launch.ops:
+        if not isinstance(op.stmt, Reduce):
+            continue
+        product = sums.get(op.stmt.src.buffer)
+        if product is not None:
+            is_told = product.shares_rows
+        else:
+            is_told = is_told_across(op.stmt, columns, threads)
+        total = np.maximum(total, is_told * threads * FOLDED_BYTES)
+    return total
