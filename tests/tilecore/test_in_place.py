@@ -41,6 +41,42 @@ def scaled(X, x, y, r, b):
 
 
 @T.macro
+def named(X, x, y, r, b):
+    T.copy(X[b * ROWS, 0], x)
+    T.reduce_max(x, r, dim=1)
+    for i, j in T.Parallel(ROWS, COLUMNS):
+        value = x[i, j] * r[i]
+        y[i, j] = value + x[i, j]
+
+
+@T.macro
+def named_for_two(X, x, y, r, b):
+    T.copy(X[b * ROWS, 0], x)
+    T.reduce_max(x, r, dim=1)
+    for i, j in T.Parallel(ROWS, COLUMNS):
+        value = x[i, j] * r[i]
+        y[i, j] = value * value
+
+
+@T.macro
+def named_and_read_once(X, x, y, r, b):
+    T.copy(X[b * ROWS, 0], x)
+    T.clear(r)
+    for i, j in T.Parallel(ROWS, COLUMNS):
+        value = x[i, j] * 2
+        y[i, j] = value + x[i, j]
+
+
+@T.macro
+def named_elsewhere(X, x, y, r, b):
+    T.copy(X[b * ROWS, 0], x)
+    T.reduce_max(x, r, dim=1)
+    for i, j in T.Parallel(ROWS, COLUMNS):
+        value = x[i, (j * j) % COLUMNS]
+        y[i, j] = value * r[i]
+
+
+@T.macro
 def computed_anew(X, x, y, r, b):
     T.copy(X[b * ROWS, 0], x)
     T.reduce_sum(x, r, dim=1)
@@ -127,7 +163,9 @@ def scanned(X, x, y, r, b):
 
 # the program's statements: what is read in place, what is fetched ahead
 PROGRAMS = {
-    scaled: (["x"], ["x"]), computed_anew: (["x"], ["x"]), copied_anew: (["x"], []),
+    scaled: (["x"], ["x"]), named: (["x"], ["x"]), named_for_two: (["x"], []),
+    named_and_read_once: (["x"], []), named_elsewhere: ([], []),
+    computed_anew: (["x"], ["x"]), copied_anew: (["x"], []),
     computed_in_part: ([], []), computed_from_neighbours: ([], []), turned: ([], []),
     folded_down_columns: ([], []), read_again_and_again: ([], []), looked_up: ([], []),
     scanned: ([], []),
@@ -278,11 +316,12 @@ def test_the_scaled_operand_of_a_product_stays_one_tile(run_both):
             for i, j in T.Parallel(ROWS, COLUMNS):
                 x[i, j] = x[i, j] * 0.5
             for i, j in T.Parallel(COLUMNS, COLUMNS):
-                w[i, j] = w[i, j] + 1
+                value = w[i, j] + 1
+                w[i, j] = value
             T.gemm(x, w, y, clear_accum=True)
             T.copy(y, Y)
 
-    assert "x_new" not in str(run_passes(main))
+    assert not re.search("[xw]_new", str(run_passes(main)))
     rng = np.random.default_rng(4)
     x, w = (rng.standard_normal((n, COLUMNS)).astype(np.float32) for n in (ROWS, COLUMNS))
     run_both(main, [x, w], [np.zeros_like(x)], [0.5 * x @ (w + 1)], atol=1e-4)

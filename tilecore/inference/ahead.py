@@ -33,9 +33,7 @@ def fetching(
     A reduction that reads a tensor in place is one, too: nests fetch short pieces of rows.
     """
     readers: dict[Stmt, list[TilePlan]] = {}
-    for buffer, use in _last_readers(tiles, uses).items():
-        stmt = use.context.nest if use.role == "load" else use.stmt
-        assert stmt is not None
+    for buffer, stmt in _last_readers(tiles, uses).items():
         readers.setdefault(stmt, []).append(tiles[buffer])
     known = {member for nest in nests for member in nest.members}
     storages = {buffer: plan.storage for buffer, plan in tiles.items()}
@@ -60,14 +58,15 @@ def _folds_in_place(
 
 def _last_readers(
     tiles: Mapping[Buffer, TilePlan], uses: Mapping[Buffer, Sequence[Use]]
-) -> dict[Buffer, Use]:
-    """Return the last of two or more readers of each tile that nests read in place."""
-    found: dict[Buffer, Use] = {}
+) -> dict[Buffer, Stmt]:
+    """Return the last of two or more nests that read a tile in place, for each such tile."""
+    found: dict[Buffer, Stmt] = {}
     for buffer, plan in tiles.items():
         readers = [u for u in uses.get(buffer, ()) if u.role not in WRITES]
         is_nests = all(u.role in ("load", "fold-src") for u in readers)
-        if plan.placement == "in_place" and is_nests and len({u.stmt for u in readers}) > 1:
-            found[buffer] = readers[-1]
+        nests = dict.fromkeys(u.context.nest or u.stmt for u in readers)
+        if plan.placement == "in_place" and is_nests and len(nests) > 1:
+            found[buffer] = [*nests][-1]
     return found
 
 

@@ -14,8 +14,8 @@ from tilecore.inference.uses import Use
 from tilecore.ir.analysis import kept_axes
 from tilecore.ir.bounds import linear
 from tilecore.ir.expr import Expr, Var
-from tilecore.ir.nodes import Buffer, Copy, Reduce, Store
-from tilecore.ir.visitor import loads
+from tilecore.ir.nodes import Buffer, Copy, Let, Reduce, Store
+from tilecore.ir.visitor import loads, walk
 
 
 def is_read_in_place(
@@ -61,11 +61,13 @@ def _reads_along_rows(use: Use, operands: Collection[Buffer]) -> bool:
     if isinstance(stmt, Reduce) and use.region is not None:  # columns are folded in a tile
         return use.role == "fold-src" and use.region.buffer.ndim - 1 in stmt.axes
     nest = use.context.nest
-    if not isinstance(stmt, Store) or use.role != "load" or nest is None:
+    if not isinstance(stmt, (Let, Store)) or use.role != "load" or nest is None:
+        return False
+    stores = [stmt] if isinstance(stmt, Store) else [s for s in walk(nest) if isinstance(s, Store)]
+    if any(store.buffer in operands for store in stores):
         return False
     found = [load.indices for load in loads(stmt) if load.buffer is use.buffer]
-    along = nest.loop_vars[-1]
-    return stmt.buffer not in operands and all(_is_along(i, along) for i in found)
+    return all(_is_along(indices, nest.loop_vars[-1]) for indices in found)
 
 
 def _is_along(indices: Sequence[Expr], var: Var) -> bool:
