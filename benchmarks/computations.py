@@ -118,7 +118,7 @@ def cases() -> dict[str, tuple[Function, tuple[Any, ...]]]:
         "sum of rows of a product of elements 4096x1024": (
             lambda x, y: (x * y).sum(0), (rows, r(4096, 1024))
         ),
-        **channels(), **vectors(), **losses(),
+        **channels(), **vectors(), **losses(), **quantized(),
         "linear + gelu 512x1024x1024": (
             lambda x, w, b: F.gelu(F.linear(x, w, b)), (r(512, 1024), w, r(1024))
         ),
@@ -216,6 +216,26 @@ def losses() -> dict[str, tuple[Function, tuple[Any, ...]]]:
     return found
 
 
+def quantized() -> dict[str, tuple[Function, tuple[Any, ...]]]:
+    """Return tensors in 8 bits: by rows, there and back, and weights that a product reads."""
+    x, int8 = torch.randn(2048, 1024), torch.int8
+
+    def rows(x: torch.Tensor) -> torch.Tensor:
+        scale = x.abs().amax(-1, keepdim=True) / 127
+        return (x / scale).round().clamp(-128, 127).to(int8)
+
+    def coarse(x: torch.Tensor) -> torch.Tensor:
+        return (x * 16).round().clamp(-128, 127).to(int8).float() / 16
+
+    q, scale = rows(x), torch.rand(2048, 1)
+    return {
+        "rows in int8 2048x1024": (rows, (x,)),
+        "int8 and back 2048x1024": (coarse, (x,)),
+        "numbers of int8 2048x1024": (lambda q, scale: q.float() * scale, (q, scale)),
+        "mask of a threshold 2048x1024": (lambda x: x.abs() > 1, (x,)),
+    }
+
+
 def experts(kind: str, dtype: torch.dtype) -> dict[str, tuple[Function, tuple[Any, ...]]]:
     """Return layers of 8 wide and of 128 narrow experts for one token, some and many."""
     found: dict[str, tuple[Function, tuple[Any, ...]]] = {}
@@ -246,7 +266,7 @@ def measured(
     ours, compiled = tilecore.compute(function), torch.compile(function)
     if options.tune:
         ours.tune(*args, trials=options.tune)
-    exact = function(*map(_widened, args))
+    exact = function(*map(_widened, args)).double()
     error = ((ours(*args).double() - exact).abs().max() / exact.abs().max()).item()
     calls = {
         "eager": lambda: function(*args), "compiled": lambda: compiled(*args),

@@ -16,11 +16,10 @@ from typing import Any
 
 from tilecore.computing import extents
 from tilecore.computing.extents import Extent, varies
-from tilecore.computing.graph import FLOATS, Node, Shape, broadcast
+from tilecore.computing.graph import CUT, FLOATS, Node, Shape, broadcast
 from tilecore.errors import ShapeMismatch, SourceSpan, TypeMismatch, UnsupportedSyntax
 
-INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
-INPUTS = (*FLOATS, "bool", *INTEGERS)
+INPUTS = (*FLOATS, "bool", *CUT)
 RESULTS = (*INPUTS, "float64")
 
 

@@ -330,12 +330,6 @@ class Computation:
         roots = creation.settled(nodes)
         owners = [_owner(r) for r in found]
         need_elements(*roots)
-        for node in roots:
-            if node.dtype == "bool" and node.kind == "pointwise":
-                raise TypeMismatch(
-                    expected="numbers as results", found="a comparison", span=node.span,
-                    hint="use torch.where(condition, 1.0, 0.0)",
-                )  # fmt: skip
         is_on_gpu = self._alignment > 1
         ways = [steps(roots, joins_products=False)]
         if is_on_gpu:  # CPUs are not faster so, and slower where rows are few

@@ -9,7 +9,7 @@ from typing import Any
 
 from tilecore.computing import calls, composites, graph, losses, norms, views
 from tilecore.computing.extents import Extent
-from tilecore.computing.graph import FLOATS, INTEGER, Node, need_floats, pointwise
+from tilecore.computing.graph import CUT, FLOATS, INTEGER, Node, OfIntegers, need_floats, pointwise
 from tilecore.computing.reductions import reduced
 from tilecore.computing.views import axes_of
 from tilecore.errors import ShapeMismatch, SourceSpan, TypeMismatch, UnsupportedSyntax
@@ -18,8 +18,11 @@ Value = Any  # a Node, a number, or a plain argument
 Function = Callable[..., Any]
 UNARY = (
     "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "sigmoid", "erf", "abs", "neg", "sin",
-    "cos", "log1p",
+    "cos", "log1p", "floor", "ceil", "trunc",
 )  # fmt: skip
+INTEGERS_OF: Mapping[str, str] = MappingProxyType({  # by torch's methods
+    "char": "int8", "byte": "uint8", "short": "int16", "int": "int32", "long": "int64",
+})  # fmt: skip
 BINARY = ("add", "sub", "mul", "div", "pow", "maximum", "minimum")
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 LOGIC = ("and", "or", "xor", "not")
@@ -33,7 +36,7 @@ ALIASES: Mapping[str, str] = MappingProxyType({
     "clip": "clamp", "concat": "cat", "concatenate": "cat",
     "swapaxes": "transpose", "swapdims": "transpose",
     "moveaxis": "movedim", "view": "reshape", "float_power": "pow",
-    "linalg_vector_norm": "vector_norm",
+    "linalg_vector_norm": "vector_norm", "rint": "round", "fix": "trunc",
     **{f"bitwise_{op}": f"logical_{op}" for op in LOGIC}, "and": "logical_and",
     "or": "logical_or", "xor": "logical_xor", "invert": "logical_not",
 })  # fmt: skip
@@ -157,6 +160,26 @@ def _square(span: SourceSpan, x: Node) -> Node:
     return pointwise("mul", x, x, span=span)
 
 
+def _round(span: SourceSpan, x: Node, *, decimals: int = 0) -> Node:
+    """Return the nearest integers, even ones of two; or so many digits behind the point."""
+    if not decimals:
+        return pointwise("round", x, span=span)
+    power = 10.0 ** abs(decimals)
+    there, back = ("mul", "div") if decimals > 0 else ("div", "mul")
+    whole = pointwise("round", pointwise(there, x, power, span=span), span=span)
+    return pointwise(back, whole, power, span=span)
+
+
+def _frac(span: SourceSpan, x: Node) -> Node:
+    return pointwise("sub", x, pointwise("trunc", x, span=span), span=span)
+
+
+def _sign(span: SourceSpan, x: Node) -> Node:
+    above, below = (pointwise(op, x, 0, span=span, dtype="bool") for op in ("gt", "lt"))
+    numbers = (graph.cast(truth, x.dtype, span) for truth in (above, below))
+    return pointwise("sub", *numbers, span=span)
+
+
 def _reciprocal(span: SourceSpan, x: Node) -> Node:
     return pointwise("div", 1.0, x, span=span)
 
@@ -167,10 +190,12 @@ def _to(span: SourceSpan, x: Node, *given: Any, dtype: Any = None, **_: Any) -> 
     named = [g.dtype if isinstance(g, Node) else _dtype_name(g) for g in asked]
     if named and all(name.partition(":")[0] in DEVICES for name in named):
         return x
-    wanted = next((name for name in named if name in FLOATS), None)
+    wanted = next((name for name in named if name in (*FLOATS, *CUT)), None)
     if wanted is None:
-        expected = f"an element type of {', '.join(FLOATS)}"
+        expected = f"an element type of {', '.join((*FLOATS, *CUT))}"
         raise TypeMismatch(expected=expected, found=", ".join(named) or "none")
+    if wanted in CUT and x.dtype in CUT and x.kind != "pointwise":
+        raise OfIntegers(expected="numbers", found=x.dtype)  # float32 has not all of them
     return graph.cast(x, wanted, span)
 
 
@@ -440,6 +465,7 @@ def _as(dtype: str) -> Function:
     return lambda span, x: _to(span, x, dtype)
 
 
+CONVERSIONS = ("to", "type", "type_as", "astype", "float", "half", "bfloat16", *INTEGERS_OF)
 # Functions of tensors of any element type, and those of truth.
 OF_ALL = (
     "transpose", "t", "permute", "reshape", "unsqueeze", "squeeze", "flatten", "chunk", "split",
@@ -447,7 +473,7 @@ OF_ALL = (
     *views.ALWAYS, *views.MAYBE,
 )  # fmt: skip
 OF_TRUTH = (
-    "where", "masked_fill", "scaled_dot_product_attention", "float", "half", "bfloat16",
+    "where", "masked_fill", "scaled_dot_product_attention", *CONVERSIONS,
     *(f"logical_{op}" for op in LOGIC),
 )  # fmt: skip
 FUNCTIONS: Mapping[str, Function] = MappingProxyType({
@@ -464,7 +490,10 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType({
     "expand": views.expand, "broadcast_to": views.expand, "repeat_interleave": _repeat_interleave,
     "relu": _relu, "silu": _silu, "gelu": _gelu, "clamp": _clamp,
     "square": _square, "reciprocal": _reciprocal, "to": _to, "type": _to, "astype": _to,
+    "type_as": _to,
     "float": _as("float32"), "half": _as("float16"), "bfloat16": _as("bfloat16"),
+    **{name: _as(dtype) for name, dtype in INTEGERS_OF.items()},
+    "round": _round, "frac": _frac, "sign": _sign,
     "softmax": _softmax, "log_softmax": _log_softmax,
     "matmul": _matmul, "linear": _linear, "addmm": _addmm,
     "grouped_mm": _grouped_mm,

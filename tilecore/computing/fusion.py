@@ -16,6 +16,7 @@ from tilecore.computing.graph import (
     Node,
     Shape,
     consumers,
+    is_cut,
     merged,
     ordered,
     pointwise,
@@ -286,6 +287,6 @@ def _leads_to_product(x: Node) -> bool:
 
 
 def _behind_casts(x: Node) -> Node:
-    while x.kind == "pointwise" and x.op == "cast":
+    while x.kind == "pointwise" and x.op == "cast" and not is_cut(x):
         x = x.producers[0]
     return x

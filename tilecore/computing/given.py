@@ -10,8 +10,8 @@ import numpy as np
 
 from tilecore.computing import calls
 from tilecore.computing.extents import varies
-from tilecore.computing.functions import OF_ALL, OF_TRUTH, Value
-from tilecore.computing.graph import FLOATS, Node
+from tilecore.computing.functions import CONVERSIONS, OF_ALL, OF_TRUTH, Value
+from tilecore.computing.graph import CUT, FLOATS, Node, is_cut
 from tilecore.computing.operands import device, input_of, is_tensor
 from tilecore.computing.storage import View
 
@@ -44,9 +44,9 @@ def is_of_torch(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bo
         return True
     if name in ("max", "min") and _says_axis(args, kwargs):  # they return positions as well
         return True
-    if name == "to" and _is_exact(given):
+    if name in CONVERSIONS and _is_exact(given):
         return True
-    found = kinds(given)
+    found = kinds(given) - set(CUT if name in CONVERSIONS else ())
     return bool(found - {"bool"} if name in OF_TRUTH else found)
 
 
@@ -77,7 +77,7 @@ def kinds(given: Sequence[Any]) -> set[str]:
     """Return the element types of tensors that no kernel computes with."""
     nodes = [v.node for v in given if isinstance(v, View)]
     held = [v for v in given if not isinstance(v, View) and is_tensor(v)]
-    found = {n.dtype for n in nodes if n.kind != "pointwise"}
+    found = {n.dtype for n in nodes if n.kind != "pointwise" or is_cut(n)}
     return (found | {str(v.dtype).removeprefix("torch.") for v in held}) - set(FLOATS)
 
 
@@ -93,8 +93,8 @@ def _says_axis(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 
 def _is_exact(given: Sequence[Any]) -> bool:
-    """Return whether one of some arguments is a type of integers, of truth or float64."""
-    return any(str(v).removeprefix("torch.") in (*calls.INTEGERS, "bool", "float64") for v in given)
+    """Return whether one of some arguments is the type of truth or float64."""
+    return any(str(v).removeprefix("torch.") in ("bool", "float64") for v in given)
 
 
 def nodes_of(value: Any) -> Any:

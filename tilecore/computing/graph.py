@@ -2,8 +2,9 @@
 
 Extents are integers, or ``extents.Extent`` where they differ from call to call. Element types are
 float32, float16 and bfloat16; sums and everything between two kernels' tensors are float32. Truth
-and integers of comparisons and of ``where`` go into functions of elements; of other tensors they
-are torch's matter (``calls``), but for masks.
+and integers of comparisons, of ``where`` and of conversions go into functions of elements and into
+results, as do floats of 8 bits; what else is made of them is torch's matter (``calls``), but for
+masks and conversions to floats.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from tilecore.computing.extents import varies
 from tilecore.errors import ShapeMismatch, SourceSpan, TypeMismatch
 
 FLOATS = ("float32", "float16", "bfloat16")
+INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
+CUT = (*INTEGERS, "float8_e4m3fn", "float8_e5m2")  # a conversion leaves out what it must
 INTEGER = "int64"  # of where(condition, 1, 0), as torch has it
 OF_INTEGERS = ("add", "sub", "mul", "pow", "maximum", "minimum", "neg", "abs")  # torch: integers
 Kind = Literal[
@@ -36,8 +39,8 @@ class Node:
         op: which function of that kind: "exp", "sum", "transpose"; of an input its name.
         args: what it is made of; numbers, and extents as numbers, stand in pointwise nodes alone.
         shape: its extents.
-        dtype: its element type; "bool" of comparisons, "int64" of ``where`` with integers; of
-            inputs and calls any that ``calls.RESULTS`` names.
+        dtype: its element type; "bool" of comparisons, "int64" of ``where`` with integers, any of
+            ``CUT`` of casts; of inputs and calls any that ``calls.RESULTS`` names.
         attrs: what else the kind needs (axis of a reduction, scale of attention, ...).
         span: the line of the computation that asks for it.
     """
@@ -131,7 +134,7 @@ def pointwise(op: str, *args: Any, span: SourceSpan, dtype: str | None = None) -
 
     Raises:
         ShapeMismatch: the shapes do not broadcast (TC201).
-        TypeMismatch: torch would compute with integers (TC202).
+        OfIntegers: torch would compute with integers (TC202).
     """
     tensors = [a for a in args if isinstance(a, Node)]
     shape = broadcast(op, [t.shape for t in tensors], span)
@@ -148,19 +151,28 @@ def cast(x: Node, dtype: str, span: SourceSpan) -> Node:
     return x if x.dtype == dtype else pointwise("cast", x, span=span, dtype=dtype)
 
 
+def is_cut(x: Node) -> bool:
+    """Return whether a kernel makes integers or floats of 8 bits of numbers."""
+    return (x.kind, x.op) == ("pointwise", "cast") and x.dtype in CUT
+
+
 def need_floats(what: str, *tensors: Node, span: SourceSpan) -> None:
     """Refuse truth and integers where numbers are needed.
 
     Raises:
-        TypeMismatch: one of the tensors is of neither (TC202).
+        OfIntegers: one of the tensors is of these (TC202).
     """
     for tensor in tensors:
         if tensor.dtype not in FLOATS:
             raise _not_of_integers(what, tensor, span)
 
 
-def _not_of_integers(what: str, tensor: Node, span: SourceSpan) -> TypeMismatch:
-    return TypeMismatch(
+class OfIntegers(TypeMismatch):
+    """A function that kernels compute of numbers alone, and torch of truth and integers, too."""
+
+
+def _not_of_integers(what: str, tensor: Node, span: SourceSpan) -> OfIntegers:
+    return OfIntegers(
         expected=f"`{what}` of element type {', '.join(FLOATS)}", found=tensor.dtype, span=span,
         hint="convert it with .float(), or write torch.where(condition, 1.0, 0.0)",
     )  # fmt: skip

@@ -29,7 +29,7 @@ from tilecore.computing.given import (
     says_correction,
     tensors_of,
 )
-from tilecore.computing.graph import FLOATS, Node, ordered
+from tilecore.computing.graph import FLOATS, Node, OfIntegers, ordered
 from tilecore.computing.operands import (
     begin,
     caller,
@@ -356,24 +356,37 @@ def called(
         args = (*map(_with_elements, args[:1]), *args[1:])
     else:
         need_elements(*(v.node for v in (*args, *kwargs.values()) if isinstance(v, Traced)))
-    known = FUNCTIONS.get(own)
     if own in ("var", "std") and device() is not None and not says_correction(args, kwargs):
         kwargs = {**kwargs, "correction": 1}  # of NumPy it is 0
-    if known is None or is_of_torch(own, args, kwargs):
-        of_torch = function or _method(bare, args, kwargs)
-        if of_torch is None and known is not None:
-            others = ", ".join(kinds((*args, *kwargs.values())))
-            raise TypeMismatch(expected=f"`{bare}` of {', '.join(FLOATS)}", found=others, span=span)
-        if of_torch is None:
-            raise unknown(name)
+    of_torch = function or _method(bare, args, kwargs)
+    if own in FUNCTIONS and not is_of_torch(own, args, kwargs):
         try:
-            made = calls.called(name, of_torch, nodes_of(args), nodes_of(kwargs), span)
-        except TileError as error:
-            raise error.at(span) from None
-        return _traced(made, own, (*args, *kwargs.values()), may_be_same=True)
-    made = _computed(own, args, kwargs, span)
-    may_be_same = own in SAME and not kwargs.get("copy")
-    return _traced(made, own, (*args, *kwargs.values()), may_be_same)
+            made = _computed(own, args, kwargs, span)
+        except OfIntegers:
+            if of_torch is None:
+                raise
+        else:
+            may_be_same = own in SAME and not kwargs.get("copy")
+            return _traced(made, own, (*args, *kwargs.values()), may_be_same)
+    made = _by_torch(name, of_torch, args, kwargs, span)
+    return _traced(made, own, (*args, *kwargs.values()), may_be_same=True)
+
+
+def _by_torch(
+    name: str, function: Callable[..., Any] | None, args: Sequence[Any],
+    kwargs: Mapping[str, Any], span: SourceSpan,
+) -> Any:  # fmt: skip
+    """Return what a function of torch makes of nodes."""
+    if function is None:
+        bare = name[2:-2] if name.startswith("__") else name
+        if ALIASES.get(bare, bare) not in FUNCTIONS:
+            raise unknown(name)
+        found = ", ".join(kinds((*args, *kwargs.values())))
+        raise TypeMismatch(expected=f"`{bare}` of {', '.join(FLOATS)}", found=found, span=span)
+    try:
+        return calls.called(name, function, nodes_of(args), nodes_of(kwargs), span)
+    except TileError as error:
+        raise error.at(span) from None
 
 
 def _need_reading(args: Sequence[Any]) -> None:

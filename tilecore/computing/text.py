@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from tilecore.computing.extents import Extent, Sizes, varies
 from tilecore.computing.fusion import Group
-from tilecore.computing.graph import Node, Shape
+from tilecore.computing.graph import INTEGERS, Node, Shape, is_cut
 from tilecore.computing.places import Place, Places, row_major
 
 FORMS: Mapping[str, str] = MappingProxyType({
@@ -22,7 +22,7 @@ FORMS: Mapping[str, str] = MappingProxyType({
     "neg": "-{}", "cast": "{}", "abs": "T.abs({})", "log2": "T.log2({})",
     **{op: f"T.{op}({{}})" for op in (
         "exp", "exp2", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "erf", "sin", "cos",
-        "log1p",
+        "log1p", "floor", "ceil", "trunc", "round",
     )},
 })  # fmt: skip
 POWERS: Mapping[float, str] = MappingProxyType({
@@ -195,12 +195,25 @@ def formula(node: Node, args: Sequence[str]) -> str:
         if not isinstance(exponent, Node) and exponent in POWERS:
             return POWERS[exponent].format(args[0])
         return f"T.pow({args[0]}, {args[1]})"
+    if is_cut(node):
+        return _cut(node, args[0])
     found = FORMS[node.op].format(*args)
     if node.op in ("maximum", "minimum"):
         for arg, text in zip(node.args, args, strict=True):
             if isinstance(arg, Node):
                 found = f"T.if_then_else(T.isnan({text}), {text}, {found})"
     return found
+
+
+def _cut(node: Node, text: str) -> str:
+    """Return the text of an integer, or of a float of 8 bits, as a float32, which it is exactly.
+
+    A narrow integer is what is left of 32 bits, as in torch.
+    """
+    is_narrow = node.dtype in INTEGERS and node.dtype not in ("int32", "int64")
+    for dtype in (*["int32"] * is_narrow, node.dtype, WIDE):
+        text = f"T.cast({text}, {dtype!r})"
+    return text
 
 
 def program(
