@@ -286,6 +286,26 @@ def computes_a_name_for_many(x, y, r, q, c):
 
 
 @T.macro
+def names_a_sum_for_many(x, y, r, q, c):
+    for i, j in T.Parallel(ROWS, COLUMNS):
+        twice = x[i, j] * 2 + 1
+        kept = T.if_then_else(twice > 1, twice, -twice)
+        y[i, j] = kept * kept + twice
+    T.reduce_sum(y, r, dim=1)
+
+
+@T.macro
+def names_long_arithmetic(x, y, r, q, c):
+    for i, j in T.Parallel(ROWS, COLUMNS):
+        a = x[i, j] / 4 + 1
+        b = a * a - a
+        d = b * b + b * a
+        e = d * d - d * b + d
+        y[i, j] = e * e
+    T.reduce_sum(y, r, dim=1)
+
+
+@T.macro
 def names_what_is_stored_anew(x, y, r, q, c):
     for i, j in T.Parallel(ROWS, COLUMNS):
         old = x[i, j]
@@ -302,11 +322,24 @@ def rounds_by_a_name(x, y, r, q, c):
     T.reduce_sum(y, r, dim=1)
 
 
+def long_arithmetic(x):
+    a = x / 4 + 1
+    b = a * a - a
+    d = b * b + b * a
+    return (d * d - d * b + d) ** 2
+
+
 NAMED = {  # the body, what it computes, statements in each nest
-    "one value": (names_one_value, lambda x: np.exp(x) + 1, [4]),
-    "an element": (names_an_element_for_many, lambda x: x * x + x, [4]),
+    "one value": (names_one_value, lambda x: np.exp(x) + 1, [3]),
+    "an element": (names_an_element_for_many, lambda x: x * x + x, [3]),
+    "a sum": (
+        names_a_sum_for_many,
+        lambda x: (2 * x + 1) ** 2 + 2 * x + 1,
+        [3],
+    ),
+    "long arithmetic": (names_long_arithmetic, long_arithmetic, [2]),
     "computed once": (computes_a_name_for_many, lambda x: np.exp(x) ** 2, [2]),
-    "stored anew": (names_what_is_stored_anew, lambda x: x * (x + 1), [4]),
+    "stored anew": (names_what_is_stored_anew, lambda x: x * (x + 1), [3]),
     "rounded": (
         rounds_by_a_name,
         lambda x: (x * 3).astype(np.float32).astype(DType("bfloat16").numpy).astype(np.float64),

@@ -163,7 +163,7 @@ def scanned(X, x, y, r, b):
 
 # the program's statements: what is read in place, what is fetched ahead
 PROGRAMS = {
-    scaled: (["x"], ["x"]), named: (["x"], ["x"]), named_for_two: (["x"], []),
+    scaled: (["x"], ["x"]), named: (["x"], ["x"]), named_for_two: (["x"], ["x"]),
     named_and_read_once: (["x"], []), named_elsewhere: ([], []),
     computed_anew: (["x"], ["x"]), copied_anew: (["x"], []),
     computed_in_part: ([], []), computed_from_neighbours: ([], []), turned: ([], []),
