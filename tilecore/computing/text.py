@@ -15,7 +15,6 @@ from tilecore.computing.places import Place, Places, row_major
 
 FORMS: Mapping[str, str] = MappingProxyType({
     "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}",
-    "maximum": "T.max({}, {})", "minimum": "T.min({}, {})",  # which drop a NaN: see formula
     "where": "T.if_then_else({}, {}, {})",
     "lt": "{} < {}", "le": "{} <= {}", "gt": "{} > {}", "ge": "{} >= {}", "eq": "{} == {}",
     "ne": "{} != {}", "and": "{} & {}", "or": "{} | {}", "xor": "{} ^ {}", "not": "~{}",
@@ -197,12 +196,19 @@ def formula(node: Node, args: Sequence[str]) -> str:
         return f"T.pow({args[0]}, {args[1]})"
     if is_cut(node):
         return _cut(node, args[0])
-    found = FORMS[node.op].format(*args)
     if node.op in ("maximum", "minimum"):
-        for arg, text in zip(node.args, args, strict=True):
-            if isinstance(arg, Node):
-                found = f"T.if_then_else(T.isnan({text}), {text}, {found})"
-    return found
+        return _extreme(node, args)
+    return FORMS[node.op].format(*args)
+
+
+def _extreme(node: Node, args: Sequence[str]) -> str:
+    """Return the text of the larger or smaller one of two numbers; NaN if one of them is."""
+    sign = "<" if node.op == "maximum" else ">"
+    pairs = zip(node.args, args, strict=True)
+    (_, x), (other, y) = sorted(pairs, key=lambda pair: not isinstance(pair[0], Node))
+    may_be_nan = isinstance(other, Node) or (not varies(other) and math.isnan(other))
+    test = f"({x} {sign} {y}) | T.isnan({y})" if may_be_nan else f"{x} {sign} {y}"
+    return f"T.if_then_else({test}, {y}, {x})"
 
 
 def _cut(node: Node, text: str) -> str:
