@@ -217,7 +217,7 @@ def losses() -> dict[str, tuple[Function, tuple[Any, ...]]]:
 
 
 def quantized() -> dict[str, tuple[Function, tuple[Any, ...]]]:
-    """Return tensors in 8 bits: by rows, there and back, and weights that a product reads."""
+    """Return tensors in 8 bits: by rows, there and back, and read; and a mask."""
     x, int8 = torch.randn(2048, 1024), torch.int8
 
     def rows(x: torch.Tensor) -> torch.Tensor:

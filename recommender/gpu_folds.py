@@ -10,9 +10,7 @@ from recommender.gpu_columns import Columns, Floats, Mask, block_threads, number
 from tilecore.graph.graph import Launch
 from tilecore.graph.nodes import TileOp
 from tilecore.inference.gpu.products import WARP
-from tilecore.ir.nodes import (
-    Reduce,
-)
+from tilecore.ir.nodes import Reduce
 
 TOGETHER_HELD = 4  # float32 of a row in a thread: 16 bytes
 

@@ -31,9 +31,7 @@ from tilecore.inference.gpu.mfma import mfma_step, mfma_types
 from tilecore.inference.gpu.products import WARP, WARPGROUP, WGMMA_COLUMNS, divide_warps
 from tilecore.inference.gpu.shared import panel_of
 from tilecore.ir.gemm_shape import accumulator_dtype
-from tilecore.ir.nodes import (
-    Gemm,
-)
+from tilecore.ir.nodes import Gemm
 
 # Vector instructions that bring an 8-bit float to bfloat16. Source: tests/tilecore/rocm/
 # test_assembly.py counts those of gfx90a and gfx942; 5.4 to 7.5 on 2026-11-24.

@@ -33,13 +33,7 @@ from tilecore.graph.nodes import TileOp
 from tilecore.inference.gpu.products import WARP, WARPGROUP
 from tilecore.inference.gpu.registers import MANY, TRADED
 from tilecore.ir.expr import Var
-from tilecore.ir.nodes import (
-    Atomic,
-    Buffer,
-    For,
-    Gemm,
-    Parallel,
-)
+from tilecore.ir.nodes import Atomic, Buffer, For, Gemm, Parallel
 from tilecore.passes.persistent import LEAST_STAGES, OPERANDS
 from tilecore.passes.persistent import OTHER_REGISTERS as OTHERS_OF_A_THREAD
 from tilecore.passes.stage_outputs import in_place

@@ -18,17 +18,7 @@ from tilecore.gpu_target import GpuTarget
 from tilecore.graph.graph import Launch
 from tilecore.graph.nodes import Loop, TileOp
 from tilecore.ir.expr import Load, Var
-from tilecore.ir.nodes import (
-    Atomic,
-    Buffer,
-    Copy,
-    Gemm,
-    If,
-    Parallel,
-    Reduce,
-    Seq,
-    Store,
-)
+from tilecore.ir.nodes import Atomic, Buffer, Copy, Gemm, If, Parallel, Reduce, Seq, Store
 from tilecore.ir.visitor import walk_expr
 from tilecore.passes.stage_outputs import SECTOR_BYTES, TOGETHER, sums_of
 

@@ -134,6 +134,14 @@ def test_large_integers_are_rounded_and_converted_to_others_by_torch():
     check(lambda x: x.double(), x, kernels=0, calls=["double"])
 
 
+def test_conversions_that_no_kernel_has_are_those_of_torch():
+    x = numbers(5, 33)
+    check(lambda x: x.to(torch.bool), x, kernels=0, calls=["to"])
+    check(lambda x: x.type(torch.float64), x, kernels=0, calls=["type"])
+    check(lambda x: x.type_as(x > 0), x, calls=["type_as"])
+    check(lambda x: (x + 1).to(memory_format=torch.contiguous_format), x)
+
+
 def test_quantized_weights_are_read_by_a_product():
     x, w = torch.randn(5, 64), torch.randint(-127, 128, (64, 48), dtype=torch.int8)
     scale = torch.rand(48) / 100

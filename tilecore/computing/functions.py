@@ -9,7 +9,7 @@ from typing import Any
 
 from tilecore.computing import calls, composites, graph, losses, norms, views
 from tilecore.computing.extents import Extent
-from tilecore.computing.graph import CUT, FLOATS, INTEGER, Node, OfIntegers, need_floats, pointwise
+from tilecore.computing.graph import CUT, FLOATS, INTEGER, Node, OfTorch, need_floats, pointwise
 from tilecore.computing.reductions import reduced
 from tilecore.computing.views import axes_of
 from tilecore.errors import ShapeMismatch, SourceSpan, TypeMismatch, UnsupportedSyntax
@@ -193,9 +193,9 @@ def _to(span: SourceSpan, x: Node, *given: Any, dtype: Any = None, **_: Any) -> 
     wanted = next((name for name in named if name in (*FLOATS, *CUT)), None)
     if wanted is None:
         expected = f"an element type of {', '.join((*FLOATS, *CUT))}"
-        raise TypeMismatch(expected=expected, found=", ".join(named) or "none")
+        raise OfTorch(expected=expected, found=", ".join(named) or "none")
     if wanted in CUT and x.dtype in CUT and x.kind != "pointwise":
-        raise OfIntegers(expected="numbers", found=x.dtype)  # float32 has not all of them
+        raise OfTorch(expected="numbers", found=x.dtype)  # float32 has not all of them
     return graph.cast(x, wanted, span)
 
 

@@ -44,8 +44,6 @@ def is_of_torch(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bo
         return True
     if name in ("max", "min") and _says_axis(args, kwargs):  # they return positions as well
         return True
-    if name in CONVERSIONS and _is_exact(given):
-        return True
     found = kinds(given) - set(CUT if name in CONVERSIONS else ())
     return bool(found - {"bool"} if name in OF_TRUTH else found)
 
@@ -90,11 +88,6 @@ def says_correction(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 def _says_axis(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether torch's ``max`` is one along an axis."""
     return "dim" in kwargs or (device() is not None and any(isinstance(a, int) for a in args[1:2]))
-
-
-def _is_exact(given: Sequence[Any]) -> bool:
-    """Return whether one of some arguments is the type of truth or float64."""
-    return any(str(v).removeprefix("torch.") in ("bool", "float64") for v in given)
 
 
 def nodes_of(value: Any) -> Any:

@@ -134,7 +134,7 @@ def pointwise(op: str, *args: Any, span: SourceSpan, dtype: str | None = None) -
 
     Raises:
         ShapeMismatch: the shapes do not broadcast (TC201).
-        OfIntegers: torch would compute with integers (TC202).
+        OfTorch: torch would compute with integers (TC202).
     """
     tensors = [a for a in args if isinstance(a, Node)]
     shape = broadcast(op, [t.shape for t in tensors], span)
@@ -160,19 +160,19 @@ def need_floats(what: str, *tensors: Node, span: SourceSpan) -> None:
     """Refuse truth and integers where numbers are needed.
 
     Raises:
-        OfIntegers: one of the tensors is of these (TC202).
+        OfTorch: one of the tensors is of these (TC202).
     """
     for tensor in tensors:
         if tensor.dtype not in FLOATS:
             raise _not_of_integers(what, tensor, span)
 
 
-class OfIntegers(TypeMismatch):
-    """A function that kernels compute of numbers alone, and torch of truth and integers, too."""
+class OfTorch(TypeMismatch):
+    """What kernels do not compute of these arguments, and torch may: of truth, of integers, ..."""
 
 
-def _not_of_integers(what: str, tensor: Node, span: SourceSpan) -> OfIntegers:
-    return OfIntegers(
+def _not_of_integers(what: str, tensor: Node, span: SourceSpan) -> OfTorch:
+    return OfTorch(
         expected=f"`{what}` of element type {', '.join(FLOATS)}", found=tensor.dtype, span=span,
         hint="convert it with .float(), or write torch.where(condition, 1.0, 0.0)",
     )  # fmt: skip

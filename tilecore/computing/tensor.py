@@ -29,7 +29,7 @@ from tilecore.computing.given import (
     says_correction,
     tensors_of,
 )
-from tilecore.computing.graph import FLOATS, Node, OfIntegers, ordered
+from tilecore.computing.graph import FLOATS, Node, OfTorch, ordered
 from tilecore.computing.operands import (
     begin,
     caller,
@@ -362,7 +362,7 @@ def called(
     if own in FUNCTIONS and not is_of_torch(own, args, kwargs):
         try:
             made = _computed(own, args, kwargs, span)
-        except OfIntegers:
+        except OfTorch:
             if of_torch is None:
                 raise
         else:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from tilecore.ir.expr import Binary, Call, Cast, Const, Expr, Load, Var
+from tilecore.ir.expr import QUICK_CALLS, Binary, Call, Cast, Const, Expr, Load, Var
 from tilecore.ir.nodes import Buffer, Let, Stmt, Store
 from tilecore.ir.substitute import substitute_stmt
 from tilecore.ir.visitor import expressions, walk_expr
 
 MOST_REPEATED = 64  # nodes of a value that stands wherever its name stood: LLVM computes it once
-QUICK_CALLS = ("abs", "floor", "ceil", "round", "trunc")
 EXACT = ("bool", "int32", "int64", "float32", "float64")  # a name of these rounds or cuts nothing
 
 

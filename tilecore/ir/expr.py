@@ -59,6 +59,7 @@ CALLS = (
     "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "log1p", "fmod", "abs",
     "floor", "ceil", "round", "trunc", *ROUNDED,
 )  # fmt: skip
+QUICK_CALLS = ("abs", "floor", "ceil", "round", "trunc", "reinterpret")  # an instruction each
 
 
 INT32 = DType("int32")

@@ -10,12 +10,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tilecore.ir.expr import Call, Expr, Load, Var
+from tilecore.ir.expr import QUICK_CALLS, Call, Expr, Load, Var
 from tilecore.ir.nodes import Let, Parallel, PrimFunc, Seq, Stmt, Store
 from tilecore.ir.substitute import Rebuilder
 from tilecore.ir.visitor import Rewriter, expressions, flat, has_loads, walk_expr
-
-PLAIN = ("abs", "floor", "ceil", "round", "trunc", "reinterpret")  # an instruction each
 
 
 def run(func: PrimFunc) -> PrimFunc:
@@ -49,7 +47,7 @@ def _calls(stmt: Stmt) -> Iterator[Call]:
         inside = {id(n) for x in walk_expr(expr) if isinstance(x, Load) for n in _indices(x)}
         for node in walk_expr(expr):
             is_value = isinstance(node, Call) and id(node) not in inside
-            if is_value and node.name not in PLAIN and node.dtype.is_float:  # type: ignore[attr-defined]
+            if is_value and node.name not in QUICK_CALLS and node.dtype.is_float:  # type: ignore[attr-defined]
                 yield node  # type: ignore[misc]
 
 
