@@ -1,7 +1,8 @@
 """Which tensors are written past the caches: large ones that the program itself never reads.
 
-A normal store reads the line it writes to from memory first. For an output far larger than the L2
-that is a third of all traffic of an elementwise program.
+A normal store reads the line it writes to from memory first. For an output that no cache holds that
+is a third of all traffic of an elementwise program. Where all tensors together fit an L3, it takes
+the output, and has it for whoever reads it next (benchmarks/streamed_stores.py).
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from tilecore.ir.nodes import (
 )
 from tilecore.ir.visitor import walk
 
-LEAST_BYTES = 8 << 20  # four times the L2 of today's server cores
+LEAST_BYTES = 8 << 20  # of an output: four times the L2 of today's server cores
+MOST_CACHED_BYTES = 32 << 20  # of all tensors: the L3 of a group of cores (Zen 2 to 5)
 # Nothing among these lets one block see what another one wrote.
 PLAIN = (
     Alloc, Annotate, Copy, Fill, For, Gemm, If, KernelLaunch, Let, Pad, Parallel, Reduce, Scan,
@@ -54,8 +56,10 @@ def streamed_tensors(func: PrimFunc) -> frozenset[Buffer]:
         if not isinstance(stmt, (Copy, Store)):
             unfit |= {b.root for b in writes(stmt)}
     written = {b.root for b in written_buffers(func.body)} - unfit
-    tensors = (p for p in func.params if isinstance(p, Buffer))
-    return frozenset(p for p in tensors if p in written and size_bytes(p) >= LEAST_BYTES)
+    sizes = {p: size_bytes(p) for p in func.params if isinstance(p, Buffer)}
+    if sum(sizes.values()) <= MOST_CACHED_BYTES:
+        return frozenset()
+    return frozenset(p for p, size in sizes.items() if p in written and size >= LEAST_BYTES)
 
 
 def _only_adds(stmt: Stmt) -> bool:
