@@ -1,8 +1,8 @@
 """Which tensors are written past the caches: large ones that the program itself never reads.
 
 A normal store reads the line it writes to from memory first. For an output that no cache holds that
-is a third of all traffic of an elementwise program. Where all tensors together fit an L3, it takes
-the output, and has it for whoever reads it next (benchmarks/streamed_stores.py).
+is a third of all traffic of an elementwise program. Where all tensors together fit well in an L3,
+it takes the output, and has it for whoever reads it next (benchmarks/streamed_stores.py).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tilecore.ir.nodes import (
 from tilecore.ir.visitor import walk
 
 LEAST_BYTES = 8 << 20  # of an output: four times the L2 of today's server cores
-MOST_CACHED_BYTES = 32 << 20  # of all tensors: the L3 of a group of cores (Zen 2 to 5)
+MOST_CACHED_BYTES = 20 << 20  # of all tensors: what an L3 of 32 MiB still has at the next call
 # Nothing among these lets one block see what another one wrote.
 PLAIN = (
     Alloc, Annotate, Copy, Fill, For, Gemm, If, KernelLaunch, Let, Pad, Parallel, Reduce, Scan,
