@@ -188,7 +188,7 @@ def test_few_rows_fetch_every_line_of_the_next_ones_of_b_once(target, dtype, nam
     vectors = 2 if target == "avx2" else 1  # in a line
     assert len(multiplies(body)) == 4 * streams * vectors
     assert all(name in line for line in multiplies(body))
-    assert sum("prefetcht0" in line for line in body) == streams
+    assert sum("prefetcht1" in line for line in body) == streams
     assert not uses_stack(body)
 
 

@@ -42,7 +42,9 @@ def agrees(found, wanted):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("turned", [True, False])
 def test_groups_of_every_form_of_few_rows_and_of_many(turned, dtype):
-    a, w, offs = made([1, 0, 2, 4, 5, 8, 9, 16, 17, 41, 0], 70, 33, dtype)
+    a, w, offs = made(
+        [1, 0, 2, 4, 5, 8, 9, 16, 17, 24, 25, 32, 33, 48, 49, 64, 65, 79, 0], 70, 33, dtype
+    )
     given = w.transpose(-2, -1) if turned else w.transpose(-2, -1).contiguous()
     agrees(tilecore.compute(plain)(a, given, offs), exact(a, w, offs))
 

@@ -63,6 +63,18 @@ def test_few_rows_of_a_group_read_its_matrix_where_it_lies(trans_b, artifacts):
     assert "packed in every block" in told(64, "none")
 
 
+@pytest.mark.parametrize("trans_b", [True, False])
+def test_groups_of_every_form_of_few_rows_and_of_many(trans_b, artifacts):
+    sizes = [1, 0, 2, 4, 5, 8, 9, 16, 17, 24, 25, 32, 33, 48, 49, 64, 65, 69, 73, 80]
+    m = sum(sizes)
+    problem = GROUPED.parse_problem(
+        {"experts": len(sizes), "m": m, "n": 40, "k": 20, "transpose_b": trans_b}
+    )
+    a, b, _ = GROUPED.inputs(problem, np.random.default_rng(3))
+    ends = np.cumsum([0, *sizes]).astype(np.int32)
+    checked(GROUPED, problem, [a, b, ends], artifacts, block_M=16, block_N=32)
+
+
 def test_empty_groups_and_one_that_has_all(artifacts):
     problem = GROUPED.parse_problem({"experts": 4, "m": 30, "n": 40, "k": 20})
     a, b, _ = GROUPED.inputs(problem, np.random.default_rng(1))

@@ -1,14 +1,15 @@
 """Programs of products of groups of rows, each with a matrix of its own (mixture of experts).
 
 How many rows a group has is known as the kernel runs. On CPUs a block keeps some columns of one
-matrix and takes all rows of its group in turn; a few read the matrix where it lies. On GPUs a block
-finds the tile of rows that is its own.
+matrix and takes all rows of its group in turn, the last ones in tiles of fewer rows; a few read the
+matrix where it lies. On GPUs a block finds the tile of rows that is its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from tilecore.computing.fusion import Group
@@ -16,8 +17,8 @@ from tilecore.computing.graph import Node
 from tilecore.computing.places import Places
 from tilecore.computing.products import TILES, elements_of, tile_of
 from tilecore.computing.text import Names, Program, indented, program
+from tilecore.kernels.grouped_gemm import FEW, FEW_TRANSPOSED, LAST
 
-FEW = (8, 4, 1)  # rows of a group that read its matrix in place, in as many forms
 CPU_KNOBS = "block_M=14, block_N=128, threads=128"
 CPU_SPACE = {"block_M": (12, 14, 28), "block_N": (64, 128)}
 STRAIGHT = 64  # groups that a block of a GPU looks through in straight code; more take a loop
@@ -131,27 +132,44 @@ class _Grouped:
     def on_cpu(self) -> list[str]:
         """A block for some columns of each matrix."""
         ((core, b),) = self._cores.items()
-        forms = [self._few(core, b, n, fewer) for n, fewer in zip(FEW, (*FEW[1:], 0), strict=True)]
-        stored = self._stored({core: "c[i, j]"}, "row")
+        few = FEW_TRANSPOSED if b.is_turned else FEW
+        forms = [self._few(core, b, n, fewer) for n, fewer in pairwise((*few, 0))]
+        ends = [self._end(core, b, n, fewer) for n, fewer in pairwise((*LAST, 0))]
         return [
             f"with T.Kernel(T.ceildiv({self._columns}, block_N), {self._count}, threads=threads)"
             " as (bx, e):",
-            f"    a = T.alloc_shared((block_M, {self._depth}), {self._dtype!r})",
-            f"    {b.made('b', self._depth)}",
-            "    c = T.alloc_fragment((block_M, block_N), 'float32')",
             f"    first = T.if_then_else(e > 0, {self._ends}[T.max(e - 1, 0)], 0)",
             f"    last = T.min({self._ends}[e], {self._rows})",
-            f"    if last - first > {FEW[0]}:",
+            f"    if last - first > {few[0]}:",
+            f"        {b.made('b', self._depth)}",
             f"        {b.copied('b', '0')}",
-            "        for t in T.serial(T.ceildiv(last - first, block_M)):",
+            "        full = (last - first) // block_M",
+            "        for t in T.serial(full):",
             "            row = first + t * block_M",
-            f"            T.copy({self._a}[row, 0], a)",
-            f"            {b.product('a', 'b', 'c', ', clear_accum=True')}",
-            "            for i in T.serial(T.min(block_M, last - row)):",
-            "                for j in T.Parallel(block_N):",
-            *(f"                    {line}" for line in stored),
+            *(f"            {line}" for line in self._tile(core, b, "block_M", "block_M")),
+            "        row = first + full * block_M",
+            f"        if last - row > {LAST[0]}:",
+            *(f"            {line}" for line in self._tile(core, b, "block_M", "last - row")),
+            *(f"        {line}" for end in ends for line in end),
             *(f"    {line}" for form in forms for line in form),
         ]
+
+    def _tile(self, core: Node, matrices: _Matrices, rows: int | str, count: str) -> list[str]:
+        """The product of a tile of rows and a packed matrix, and ``count`` rows of it stored."""
+        return [
+            f"a = T.alloc_shared(({rows}, {self._depth}), {self._dtype!r})",
+            f"c = T.alloc_fragment(({rows}, block_N), 'float32')",
+            f"T.copy({self._a}[row, 0], a)",
+            matrices.product("a", "b", "c", ", clear_accum=True"),
+            f"for i in T.serial({count}):",
+            "    for j in T.Parallel(block_N):",
+            *(f"        {line}" for line in self._stored({core: "c[i, j]"}, "row")),
+        ]
+
+    def _end(self, core: Node, matrices: _Matrices, rows: int, fewer: int) -> list[str]:
+        """The branch for a last tile of more than ``fewer`` rows and up to ``rows``."""
+        lines = self._tile(core, matrices, rows, "last - row")
+        return [f"elif last - row > {fewer}:", *(f"    {line}" for line in lines)]
 
     def _few(self, core: Node, matrices: _Matrices, rows: int, fewer: int) -> list[str]:
         """The branch for groups of more than ``fewer`` rows and up to ``rows``."""

@@ -24,7 +24,6 @@ from tilecore.ir.nodes import Buffer, Gemm, KernelLaunch, Store
 from tilecore.ir.visitor import has_loads
 from tilecore.target import Target
 
-MOST_ROWS = 32  # of dots
 MOST_ROWS_AT_ONCE, MOST_ROWS_OF_SUMS = 5, 16  # in a register tile of dots, of sums
 FEW, DEPTH_PER_ROW = 4, 16
 MOST_STREAMS = 8  # rows of b read at once
@@ -69,9 +68,11 @@ def choose(
 def most_in_place(form: str, registers: int) -> int:
     """Return up to how many rows a product is faster with b in place than with b packed for it.
 
-    The sums of one vector of columns may take half of the vector ``registers``.
+    Dots pay up to twice as many rows as there are vector ``registers``, of which a tile needs one
+    per sum: 16 allow 3 x 4 of them, 32 allow 5 x 5. The sums of one vector of columns may take
+    half of them.
     """
-    return MOST_ROWS if form == DOTS else registers // 2
+    return 2 * registers if form == DOTS else registers // 2
 
 
 def most_rows(gemm: Gemm, sources: Mapping[Buffer, TileSource]) -> int:

@@ -1,8 +1,8 @@
 """Products of groups of rows, each with a matrix of its own (mixture of experts).
 
 Rows of A are sorted by expert: those of expert e are rows Offset[e] to Offset[e + 1] of A and C.
-A block keeps some columns of one expert's matrix, in whole length, and takes all its rows in turn;
-up to ``FEW`` rows read the matrix where it lies.
+A block keeps some columns of one expert's matrix, in whole length, and takes all its rows in turn,
+the last ones in tiles of fewer rows; up to ``FEW`` rows read the matrix where it lies.
 """
 
 from __future__ import annotations
@@ -26,14 +26,42 @@ from tilecore.kernels.definition import (
 from tilecore.kernels.gemm import GEMM
 from tilecore.kernels.gpu.grouped_gemm import GROUPED_GEMM_ON_GPU
 
-FEW = (8, 4, 1)  # rows of an expert that take a form of their own: at most so many
+# Rows of an expert that read its matrix in place, in as many forms: of B[e, n, k] lanes add up
+# products of two rows in memory, which pays for more rows (inference/few_rows.py).
+FEW, FEW_TRANSPOSED = (8, 4, 1), (64, 48, 32, 24, 16, 8, 4, 1)
+LAST = (8, 4)  # rows of the last tile of many rows; more are a tile like the others
 FLOATS = ("float32", "float16", "bfloat16")
+
+
+def _parts(problem: Problem, block_N: int) -> tuple[Any, Any]:
+    """Return what copies columns of an expert's matrix, and what multiplies some of its rows."""
+    K, dtype, trans_b = extent(problem, "k"), problem["dtype"], bool(problem["transpose_b"])
+
+    @T.macro
+    def matrix(B: Any, e: Any, bx: Any, b: Any) -> None:
+        if trans_b:
+            T.copy(B[e, bx * block_N, 0], b)
+        else:
+            T.copy(B[e, 0, bx * block_N], b)
+
+    @T.macro
+    def tile(A: Any, C: Any, b: Any, bx: Any, row: Any, rows: int, count: Any) -> None:
+        a = T.alloc_shared((rows, K), dtype)
+        c = T.alloc_fragment((rows, block_N), "float32")
+        T.copy(A[row, 0], a)
+        T.gemm(a, b, c, transpose_B=trans_b, clear_accum=True)
+        for i in T.serial(count):
+            T.copy(c[i, 0:block_N], C[row + i, bx * block_N])
+
+    return matrix, tile
 
 
 def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
     E, M, N, K = (extent(problem, f) for f in ("experts", "m", "n", "k"))
     dtype, out_dtype, trans_b = problem["dtype"], problem["out_dtype"], bool(problem["transpose_b"])
     block_M, block_N = knobs["block_M"], knobs["block_N"]
+    few = FEW_TRANSPOSED if trans_b else FEW
+    matrix, tile = _parts(problem, block_N)
 
     @T.prim_func
     def grouped_gemm(
@@ -43,35 +71,25 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
         C: T.Tensor((M, N), out_dtype),  # type: ignore[valid-type]
     ) -> None:
         with T.Kernel(T.ceildiv(N, block_N), E, threads=knobs["threads"]) as (bx, e):
-            a = T.alloc_shared((block_M, K), dtype)
-            b = T.alloc_shared((block_N, K) if trans_b else (K, block_N), dtype)
-            c = T.alloc_fragment((block_M, block_N), "float32")
             first = T.max(Offset[e], 0)
             last = T.min(Offset[e + 1], M)
-            if last - first > FEW[0]:
-                if trans_b:
-                    T.copy(B[e, bx * block_N, 0], b)
-                else:
-                    T.copy(B[e, 0, bx * block_N], b)
-                for t in T.serial(T.ceildiv(last - first, block_M)):
-                    row = first + t * block_M
-                    T.copy(A[row, 0], a)
-                    T.gemm(a, b, c, transpose_B=trans_b, clear_accum=True)
-                    for i in T.serial(T.min(block_M, last - row)):
-                        T.copy(c[i, 0:block_N], C[row + i, bx * block_N])
-            for rows, fewer in zip(FEW, (*FEW[1:], 0), strict=True):
+            if last - first > few[0]:
+                b = T.alloc_shared((block_N, K) if trans_b else (K, block_N), dtype)
+                matrix(B, e, bx, b)
+                full = (last - first) // block_M
+                for t in T.serial(full):
+                    tile(A, C, b, bx, first + t * block_M, block_M, block_M)
+                row = first + full * block_M
+                if last - row > LAST[0]:
+                    tile(A, C, b, bx, row, block_M, last - row)
+                for rows, fewer in zip(LAST, (*LAST[1:], 0), strict=True):
+                    if T.And(last - row > fewer, last - row <= rows):
+                        tile(A, C, b, bx, row, rows, last - row)
+            for rows, fewer in zip(few, (*few[1:], 0), strict=True):
                 if T.And(last - first > fewer, last - first <= rows):
-                    few_a = T.alloc_shared((rows, K), dtype)
                     few_b = T.alloc_shared((block_N, K) if trans_b else (K, block_N), dtype)
-                    few_c = T.alloc_fragment((rows, block_N), "float32")
-                    T.copy(A[first, 0], few_a)
-                    if trans_b:
-                        T.copy(B[e, bx * block_N, 0], few_b)
-                    else:
-                        T.copy(B[e, 0, bx * block_N], few_b)
-                    T.gemm(few_a, few_b, few_c, transpose_B=trans_b, clear_accum=True)
-                    for i in T.serial(last - first):
-                        T.copy(few_c[i, 0:block_N], C[first + i, bx * block_N])
+                    matrix(B, e, bx, few_b)
+                    tile(A, C, few_b, bx, first, rows, last - first)
 
     return grouped_gemm
 

@@ -32,7 +32,7 @@ from tilecore.passes.long_steps import with_long_steps
 from tilecore.target import Target
 
 # Rows of the version for few: the first number that inference takes.
-FEW = (few_rows.MOST_ROWS, 16, 8, 4)
+FEW = (64, 32, 16, 8, 4)
 ON_THEIR_OWN = ("auto", "none")  # ``pack_b`` of products that may read it in place
 
 

@@ -32,8 +32,7 @@ from tilecore.target import Target
 SUM = "tilecore_sum_of_four"
 AT_ONCE = 4  # sums whose lanes are added up together
 HIGH_HALF = -0x10000
-LONG_BYTES = 8 << 10  # of rows of b that a core's fetchers follow by themselves
-FETCHED_LINES = 2048  # of cache, of rows ahead; an L1 too small for them hands them to its L2
+FETCHED_LINES = 2048  # of cache, of rows ahead: L2 has room for them, L1 is full of these rows
 
 
 class FewRowsLowering(GemmLowering, ABC):
@@ -125,7 +124,7 @@ class DotsLowering(FewRowsLowering):
             if is_fetched and part == 0:
                 for base in b_rows:
                     later = add(base, mul(count, self.b.column))
-                    prefetch.fetch(builder, place.memory, add(later, k), prefetch.L1)
+                    prefetch.fetch(builder, place.memory, add(later, k), prefetch.L2)
             self._products(sums, a_rows, b_rows, k, None)
         if not isinstance(self.depth, int) or self.depth % step:
             start = builder.bind(mul(blocks, step))
@@ -302,15 +301,12 @@ class SumsLowering(FewRowsLowering):
             move(edge=True)
 
     def _fetch_next_rows(self, column: Any, count: int) -> None:
-        """Fetch what the next pass reads at these columns; more rows would be in its way."""
-        itemsize = DType(self.b_place.storage.dtype).itemsize
-        if self.plan.n * itemsize >= LONG_BYTES:
-            return
-        size = self.lanes * itemsize
+        """Fetch what the next pass reads at these columns, to L2: L1 is full of this pass's."""
+        size = self.lanes * DType(self.b_place.storage.dtype).itemsize
         for step in range(self.pass_depth, 2 * self.pass_depth):
             for j in range(0, count, max(1, CACHE_LINE_BYTES // size)):
                 place = self.b.at(add(self.k, step), add(column, j * self.lanes))
-                prefetch.fetch(self.builder, self.b_place.memory, place, prefetch.L1)
+                prefetch.fetch(self.builder, self.b_place.memory, place, prefetch.L2)
 
     def _edge_mask(self, column: Any) -> Any:
         limit = self.plan.n if self.columns is None else self.columns
