@@ -94,12 +94,11 @@ def with_few_rows(
     """
     c, in_place, slot_s = constants, t.is_b_in_place, fma_slot_s(site, hardware)
     is_deep, size = site.b.is_transposed, float(site.dtype.itemsize)
-    fma = t.rows * (t.n * t.k * slot_s / t.lanes)
+    fma = t.rows * (t.n * t.k * slot_s / (t.lanes * (1 if t.dot is None else t.dot.group)))
     if is_deep:
         at_once, streams = _register_tile(t, hardware)
         loads = c.load_slots * (1 / at_once + 1 / streams)
-        group = 1 if t.dot is None else t.dot.group
-        fma = fma * (1.0 + loads**c.load_power) ** (1 / c.load_power) / (group * c.dots_efficiency)
+        fma = fma * (1.0 + loads**c.load_power) ** (1 / c.load_power) / c.dots_efficiency
         lost = c.dots_start_bytes / (np.minimum(t.block_k, t.k) * size * streams)
     else:
         fma = fma / c.efficiency

@@ -171,6 +171,29 @@ def test_one_operand_of_tiles_passes_by_the_l1_cache(rows, passing):
     assert sum("\ttileload" in x for x in lines) == 4 * products > 0
 
 
+def test_rows_of_b_are_multiplied_in_pairs_where_they_lie():
+    gemm = kernels.get("gemm")
+    problem = gemm.parse_problem({"m": 8, "n": 128, "k": 512, "dtype": "bfloat16"})
+    config = {**gemm.default_config(), "block_M": 8, "block_N": 128, "block_K": 512}
+    bodies = innermost_loops(VNNI, gemm.program(problem, config), **{**config, "pack_b": "none"})
+    body = max(bodies, key=lambda b: len(multiplies(b)))
+    assert all("vdpbf16ps" in line for line in multiplies(body))
+    assert len(multiplies(body)) % (8 // 2 * 8) == 0  # pairs of a pass, rows of a
+
+
+@pytest.mark.parametrize("rows", [8, 16])
+def test_sums_of_some_rows_read_what_all_columns_share_where_it_lies(rows):
+    """LLVM kept 8 elements of each row for the loop over columns, most of them on the stack."""
+    gemm = kernels.get("gemm")
+    problem = gemm.parse_problem({"m": rows, "n": 128, "k": 512})
+    config = {**gemm.default_config(), "block_M": rows, "block_N": 128, "block_K": 512}
+    bodies = innermost_loops(
+        "avx512", gemm.program(problem, config), **{**config, "pack_b": "none"}
+    )
+    body = max(bodies, key=lambda b: len(multiplies(b)))
+    assert not any(re.search(r"\(%rsp\).*%zmm|%zmm.*\(%rsp\)", line) for line in body)
+
+
 @pytest.mark.parametrize(
     ("target", "dtype", "name", "streams"),
     [
@@ -200,4 +223,4 @@ def test_sums_of_few_rows_fetch_what_the_next_pass_reads(rows, is_fetched):
     config = {"block_M": 32, "block_N": 256, "block_K": 64, "micro_m": 4, "micro_n": 2}
     config = {**gemm.default_config(), **config, "pack_b": "none"}
     lines = assembly("avx512", gemm.program(problem, config), **config)
-    assert any("prefetcht0" in line for line in lines) == is_fetched
+    assert any("prefetcht1" in line for line in lines) == is_fetched

@@ -116,8 +116,8 @@ def instructions(
     Their a stays as it is, in pairs: only where no other gemm wants it in another form.
     """
     found: dict[Gemm, dots.Dot] = {}
-    for gemm, form in forms.items():
-        if form == DOTS and (dot := _pairs(gemm, target)) is not None:
+    for gemm in forms:
+        if (dot := _pairs(gemm, target)) is not None:
             found[gemm] = dot
     is_shared = {g: any(_reads_else(u, found) for u in uses[g.a.buffer]) for g in found}
     return {g: dot for g, dot in found.items() if not is_shared[g]}

@@ -32,6 +32,9 @@ from tilecore.target import Target
 SUM = "tilecore_sum_of_four"
 AT_ONCE = 4  # sums whose lanes are added up together
 HIGH_HALF = -0x10000
+# Elements of a that LLVM may keep in registers for all columns: more would lie on the stack, from
+# where they take as long as from a, whose element an instruction of AVX-512 reads for all lanes.
+MOST_FACTORS, EMBEDDING_LANES = 32, 16
 FETCHED_LINES = 2048  # of cache, of rows ahead: L2 has room for them, L1 is full of these rows
 
 
@@ -262,25 +265,51 @@ class SumsLowering(FewRowsLowering):
                     value = self._stored(total, self.c.place)
                     vector_store(builder, self.c.place, value, offset, lanes, mask)
 
+        group = 1 if self.plan.dot is None or self.pass_depth == 1 else self.plan.dot.group
+        if group == 1 and lanes == EMBEDDING_LANES and size * self.pass_depth > MOST_FACTORS:
+            builder.forget_memory()
         self._by_rows(load, row, size, edge)
         bases = self._a_bases(row, size, edge)
         if size == self.plan.most_rows:
             self._fetch_next_rows(column, count)
-        for step in range(self.pass_depth):
+        for step in range(0, self.pass_depth, group):
             k = add(self.k, step)
-            vectors = []
-            for j in range(count):
-                offset = self.b.at(k, add(column, j * lanes))
-                value = vector_load(builder, self.b_place, offset, lanes, "float32", mask)
-                vectors.append(builder.bind(value))
+            columns = [add(column, j * lanes) for j in range(count)]
+            vectors = [builder.bind(self._b_values(k, at, mask, group)) for at in columns]
             for i, base in enumerate(bases):
-                scalar = self._a_scalar(add(base, k))
-                factor = builder.bind(broadcast(scalar, lanes))
+                factor = builder.bind(broadcast(self._a_value(add(base, k), group), lanes))
                 for j, vector in enumerate(vectors):
                     register = sums[i * count + j]
-                    total = builder.load(register, 0, lanes) + factor * vector
-                    builder.store(register, total, 0, lanes)
+                    total = builder.load(register, 0, lanes)
+                    builder.store(register, self._added(total, factor, vector, group), 0, lanes)
         self._by_rows(store, row, size, edge)
+
+    def _b_values(self, k: Any, column: Any, mask: LaneMask | None, group: int) -> Any:
+        """Return a vector of a row of b, or the pairs that two rows make."""
+        if group == 1:
+            offset = self.b.at(k, column)
+            return vector_load(self.builder, self.b_place, offset, self.lanes, "float32", mask)
+        first, second = (self._wide(self.b.at(add(k, i), column), mask) for i in range(group))
+        return tir.bitwise_or(first, tir.shift_left(second, broadcast(_i32(16), self.lanes)))
+
+    def _wide(self, offset: Any, mask: LaneMask | None) -> Any:
+        """Return the bits of elements of b as int32."""
+        place, lanes = self.b_place, self.lanes
+        if mask is None:
+            raw = self.builder.load(place.memory, offset, lanes)
+        else:
+            raw = masked_raw(place, offset, mask)
+        return self.builder.bind(tir.Cast(vector_type("int32", lanes), raw))
+
+    def _a_value(self, offset: Any, group: int) -> Any:
+        if group == 1:
+            return self._a_scalar(offset)
+        return load_words(self.builder, self.a.place, offset, 1)
+
+    def _added(self, total: Any, a: Any, b: Any, group: int) -> Any:
+        if group == 1 or self.plan.dot is None:
+            return total + a * b
+        return add_products(self.builder, self.plan.dot, self.lanes, total, a, b)
 
     def _edge(self, row: Any, size: int, column: Any, count: int, *, is_whole: bool) -> None:
         """Emit one register tile for groups that are whole and for the last one.

@@ -45,6 +45,10 @@ OPAQUE = """define linkonce_odr hidden i32 @tilecore_opaque(i32 %x) alwaysinline
   %y = call i32 asm sideeffect "", "=r,0"(i32 %x)
   ret i32 %y
 }"""
+FORGET = """define linkonce_odr hidden i32 @tilecore_forget() alwaysinline {
+  call void asm sideeffect "", "~{memory}"()
+  ret i32 0
+}"""
 CUT, BACK = 1, 2
 ON_STACK = {"disable_lower_builtin": tir.IntImm("bool", 1)}  # TVM leaves the buffer to LLVM
 
@@ -289,6 +293,11 @@ class TirBuilder:
         """Call the function ``name``, which ``text`` defines in LLVM IR, and return its result."""
         self.define_llvm(name, text)
         return self.bind(tir.call_extern(dtype, name, *args))
+
+    def forget_memory(self) -> None:
+        """Keep LLVM from loading earlier what is loaded after this, for all turns of a loop."""
+        self.define_llvm("tilecore_forget", FORGET)
+        self.evaluate(tir.call_extern("int32", "tilecore_forget"))
 
     def name(self, prefix: str) -> str:
         """Return a new name."""
