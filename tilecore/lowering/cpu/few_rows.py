@@ -32,9 +32,7 @@ from tilecore.target import Target
 SUM = "tilecore_sum_of_four"
 AT_ONCE = 4  # sums whose lanes are added up together
 HIGH_HALF = -0x10000
-# Elements of a that LLVM may keep in registers for all columns: more would lie on the stack, from
-# where they take as long as from a, whose element an instruction of AVX-512 reads for all lanes.
-MOST_FACTORS, EMBEDDING_LANES = 32, 16
+EMBEDDING_LANES = 16  # of AVX-512, whose products read one element of a for all lanes
 FETCHED_LINES = 2048  # of cache, of rows ahead: L2 has room for them, L1 is full of these rows
 
 
@@ -44,6 +42,7 @@ class FewRowsLowering(GemmLowering, ABC):
     def __init__(self, accessor: Accessor, plan: GemmPlan, target: Target) -> None:
         super().__init__(accessor, plan, target)
         bounds = [accessor.bounds(limit) for limit in plan.row_limits]
+        self.registers = target.vector_registers
         self.fits_rows = all(b is not None and b[0] >= plan.most_rows for b in bounds)
         self.clears = known_truth(plan.gemm.clear_accum, accessor)
 
@@ -266,8 +265,8 @@ class SumsLowering(FewRowsLowering):
                     vector_store(builder, self.c.place, value, offset, lanes, mask)
 
         group = 1 if self.plan.dot is None or self.pass_depth == 1 else self.plan.dot.group
-        if group == 1 and lanes == EMBEDDING_LANES and size * self.pass_depth > MOST_FACTORS:
-            builder.forget_memory()
+        if group == 1 and size == self.plan.most_rows:
+            self._keep_factors_out(size * self.pass_depth, count)
         self._by_rows(load, row, size, edge)
         bases = self._a_bases(row, size, edge)
         if size == self.plan.most_rows:
@@ -283,6 +282,16 @@ class SumsLowering(FewRowsLowering):
                     total = builder.load(register, 0, lanes)
                     builder.store(register, self._added(total, factor, vector, group), 0, lanes)
         self._by_rows(store, row, size, edge)
+
+    def _keep_factors_out(self, factors: int, uses: int) -> None:
+        """Let elements of a be loaded for each group of columns, where there are many.
+
+        LLVM would load them once for all columns, and keep on the stack those that no register
+        is left for, and sums with them.
+        """
+        is_free = self.lanes == EMBEDDING_LANES or uses > 1
+        if factors > self.registers and is_free:
+            self.builder.forget_memory()
 
     def _b_values(self, k: Any, column: Any, mask: LaneMask | None, group: int) -> Any:
         """Return a vector of a row of b, or the pairs that two rows make."""
