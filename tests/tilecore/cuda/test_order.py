@@ -449,3 +449,23 @@ def test_a_loop_that_has_no_turns_orders_nothing(size):
         found[is_idle] = [str(f) for f in check(without(kernel, last), ENOUGH)]
     assert found[False] == []
     assert re.search("race: cp.async .* writes .* thread .* reads", "\n".join(found[True]))
+
+
+@pytest.mark.parametrize("rows", [64, 2**31 - 1, None], ids=["small", "huge", "dynamic"])
+def test_a_tensor_of_any_size_that_a_block_writes_and_reads(rows):
+    """Once the proof held a shadow of all elements: of dynamic ones TiB."""
+    n = T.dynamic("n") if rows is None else rows
+
+    @T.prim_func
+    def main(X: T.Tensor((n, 128), "float32"), Y: T.Tensor((n, 128), "float32")):
+        with T.Kernel(n, threads=128) as b:
+            t = T.get_thread_binding()
+            X[b, t] = 2.0
+            T.sync_threads()
+            Y[b, t] = X[b, 127 - t]
+
+    (kernel,) = kernels(main, "sm_80")
+    assert check(kernel, ENOUGH) == []
+    (barrier,) = [a for a in acts(kernel) if a.kind == "barrier"]
+    found = "\n".join(str(f) for f in check(without(kernel, barrier), ENOUGH))
+    assert re.search(r"race: thread \d+ writes a tensor at \d+, which thread \d+ reads", found)
