@@ -191,6 +191,11 @@ class Shadow:
             if reads is not None:
                 reads.grow(size)
 
+    def has(self, start: Array, width: int) -> bool:
+        """Return whether all accesses of ``width`` bytes lie inside of the memory."""
+        end = len(self.writer) * self.granule
+        return not len(start) or (int(start.min()) >= 0 and int(start.max()) + width <= end)
+
     def spread(self, ids: Array, start: Array, width: int, site: int) -> tuple[Array, Array]:
         """Return (thread, granule) of accesses of ``width`` bytes."""
         count = max(1, width // self.granule)

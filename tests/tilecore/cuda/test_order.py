@@ -469,3 +469,34 @@ def test_a_tensor_of_any_size_that_a_block_writes_and_reads(rows):
     (barrier,) = [a for a in acts(kernel) if a.kind == "barrier"]
     found = "\n".join(str(f) for f in check(without(kernel, barrier), ENOUGH))
     assert re.search(r"race: thread \d+ writes a tensor at \d+, which thread \d+ reads", found)
+
+
+@pytest.mark.parametrize("how", ["plain", "atomic", "register"])
+def test_what_elements_are_taken_for_lies_outside_of_no_tile(how):
+    """Once a count per key was a fault: the key was taken for a number beyond the tile."""
+
+    @T.prim_func
+    def main(
+        keys: T.Tensor((16,), "int32"), firsts: T.Tensor((16,), "int32"),
+        counts: T.Tensor((8,), "int32"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=64):
+            count = T.alloc_shared((8,), "int32")
+            key = T.alloc_var("int32")
+            T.clear(count)
+            for i in T.serial(16):
+                if how == "register":
+                    key = keys[i] + 1
+                    count[key - 1] = count[key - 1] + 1
+                elif how == "plain":
+                    firsts[i] = count[keys[i]]
+                    count[keys[i]] += 1
+                else:
+                    T.atomic_add(count[keys[i]], 1)
+            T.cumsum(count)
+            T.copy(count, counts)
+
+    keys = np.random.default_rng(1).integers(0, 8, 16).astype(np.int32)
+    counts = np.zeros(8, np.int32)
+    run_emulated(main, "sm_80", [keys, np.zeros(16, np.int32), counts], ALL_SCHEDULES)
+    np.testing.assert_array_equal(counts, np.bincount(keys, minlength=8).cumsum())
