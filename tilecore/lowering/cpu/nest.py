@@ -93,19 +93,25 @@ class NestLowering:
 
     def _vector_form(self, nest: Parallel, var: Var, lanes: int) -> Parallel | None:
         """Return a nest as vectors can run it, None where they cannot."""
+        size = int_value(nest.extents[-1])
+        if size is None:
+            return self._as_vectors(nest, var, lanes)
+        self.accessor.ranges[var] = (0, size - 1)
+        found = self._as_vectors(nest, var, lanes)
+        del self.accessor.ranges[var]
+        return found
+
+    def _as_vectors(self, nest: Parallel, var: Var, lanes: int) -> Parallel | None:
         if self._vectorises(nest, var, lanes):
             return nest
         self.lane_zero = Var("first")
         shared = first_lane.shared(inlined(nest, loads=True), self.lane_zero, lanes)
         if shared is not nest and self._vectorises(shared, var, lanes):
             return shared
-        size = int_value(nest.extents[-1])
-        if size is None:
+        if var not in self.accessor.ranges:
             return None
-        self.accessor.ranges[var] = (0, size - 1)
         found = multiplied(shared, self.accessor.bounds)
         is_vector = found is not shared and self._vectorises(found, var, lanes)
-        del self.accessor.ranges[var]
         return found if is_vector else None
 
     @contextmanager
@@ -173,7 +179,8 @@ class NestLowering:
             return False
         for stmt in body:
             if isinstance(stmt, Store) and not _stores_neighbours(accessor, stmt, var, lanes):
-                if not scattered.may_scatter(accessor, nest, stmt, var):
+                names = {s.var for s in lets}
+                if not scattered.may_scatter(accessor, nest, stmt, var, lanes, names):
                     return False
                 if not all(computes(accessor, index, var, lanes) for index in stmt.indices):
                     return False
