@@ -14,7 +14,7 @@ from tilecore.ir.bounds import mentions, step_of
 from tilecore.ir.expr import Binary, Expr, Load, Var, binary
 from tilecore.ir.nodes import If, Let, Parallel, Seq, Stmt, Store
 from tilecore.ir.substitute import substitute_expr, substitute_stmt
-from tilecore.ir.visitor import flat, has_loads, walk_expr
+from tilecore.ir.visitor import flat, has_loads, walk, walk_expr
 
 ORDERED = ("lt", "le", "gt", "ge")
 
@@ -75,7 +75,8 @@ def guarded(nest: Parallel) -> Guarded | None:
         is_whole = is_whole and (len(found) == 1 or not any(isinstance(s, If) for s in found))
     if not all(isinstance(stmt, (Let, Store)) for stmt in found):
         return None
-    terms = [part for cond in conds for part in _parts(cond)]
+    names = _values(nest)
+    terms = [part for cond in conds for part in _parts(substitute_expr(cond, names))]
     changed = {buffer.root for buffer in written_buffers(nest)}
     read = {node.buffer.root for t in terms for node in walk_expr(t) if isinstance(node, Load)}
     if changed & read or not all(not mentions(t, var) or _is_ordered(t, var) for t in terms):
@@ -87,6 +88,15 @@ def guarded(nest: Parallel) -> Guarded | None:
         return None
     body = found[0] if len(found) == 1 else Seq(tuple(found))
     return Guarded(nest, replace(nest, body=body), shared, rest)  # type: ignore[arg-type]
+
+
+def _values(nest: Parallel) -> dict[Var, Expr]:
+    """Return what the names of a nest are bound to, without such names in it."""
+    values: dict[Var, Expr] = {}
+    for stmt in walk(nest.body):
+        if isinstance(stmt, Let):
+            values[stmt.var] = substitute_expr(stmt.value, values)
+    return values
 
 
 def _without_lets(stmts: list[Stmt]) -> list[Stmt]:
