@@ -20,6 +20,7 @@ from tilecore.ir.bounds import NON_NEGATIVE, variables
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Var, cast, int_value
 from tilecore.ir.lane_offsets import lane_offsets
+from tilecore.ir.length import is_kept
 from tilecore.ir.nodes import Buffer, Let, Parallel, Seq, Stmt, Store
 from tilecore.ir.visitor import expr_children, expressions, walk, walk_expr
 from tilecore.lowering.cpu import first_lane, gather, scattered
@@ -289,7 +290,12 @@ class NestLowering:
         is_vector = scope.is_vector(stmt.value)
         accessor = self.accessor
         names = accessor.of_places(scope) if stmt.var in accessor.of_index else scope
-        accessor.values[stmt.var] = self.builder.bind(lower(stmt.value, names))
+        value = lower(stmt.value, names)
+        if is_kept(stmt.var, stmt.value, accessor.lengths):
+            lanes = scope.lanes if is_vector else 1
+            accessor.values[stmt.var] = self.builder.kept(value, str(stmt.var.dtype), lanes)
+        else:
+            accessor.values[stmt.var] = self.builder.bind(value)
         return replace(scope, vector_lets=scope.vector_lets | {stmt.var}) if is_vector else scope
 
 
