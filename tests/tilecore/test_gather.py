@@ -172,6 +172,34 @@ def test_stores_anywhere(dtype, path):
     check(main, [x, p], [np.zeros(N, dtype)], path, **tolerance)
 
 
+def turned_pairs(rows, n, block):
+    """Return a program that turns neighbours by an angle, in place: rotary embeddings."""
+
+    @T.prim_func
+    def main(X: T.Tensor((rows, n), "float32")):
+        with T.Kernel(T.ceildiv(n // 2, block), T.ceildiv(rows, 4), threads=128) as (bx, by):
+            for r, i in T.Parallel(4, block):
+                at = (bx * block + i) * 2
+                angle = T.cast(by * 4 + r, "float32") * T.exp(-0.1 * at)
+                a = X[by * 4 + r, at]
+                b = X[by * 4 + r, at + 1]
+                X[by * 4 + r, at] = a * T.cos(angle) - b * T.sin(angle)
+                X[by * 4 + r, at + 1] = a * T.sin(angle) + b * T.cos(angle)
+
+    return main
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("sizes", ["static", "dynamic rows", "dynamic"])
+@pytest.mark.parametrize(("n", "block"), [(64, 32), (82, 32), (70, 35)])
+def test_pairs_that_are_turned_in_place(n, block, sizes, path):
+    """Once such stores ran lane by lane, functions included, since `2 * i` might leave the row."""
+    rows = 6 if sizes == "static" else T.dynamic("rows")
+    func = turned_pairs(rows, T.dynamic("n") if sizes == "dynamic" else n, block)
+    check(func, [], [np.random.default_rng(6).standard_normal((6, n)).astype(np.float32)], path)
+    assert has(func, "tilecore_cos_float32_x16")
+
+
 # --- the first lane -------------------------------------------------------------------------------
 
 

@@ -36,6 +36,26 @@ def read_along(X, Y, n, y, x):
 
 
 @T.macro
+def named(X, Y, n, y, x):
+    """Once the name of what is loaded had no value where the condition was asked."""
+    for i, j in T.Parallel(ROW, COLUMN):
+        if y + i < ROWS:
+            end = n[y + i]
+            if x + j < end:
+                half = X[y + i, x + j] * 0.5
+                if x + j > 1:
+                    Y[y + i, x + j] = half * half + half
+
+
+@T.macro
+def named_ahead(X, Y, n, y, x):
+    for i, j in T.Parallel(ROW, COLUMN):
+        end = n[2] + 3
+        if x + j < end * 2:
+            Y[y + i, x + j] = X[y + i, x + j] + T.cast(end, "float32")
+
+
+@T.macro
 def from_some_on(X, Y, n, y, x):
     for i, j in T.Parallel(ROW, COLUMN):
         if x + j >= y + i + 3 and x + j < 70 and y + i <= 5:
@@ -76,14 +96,35 @@ def every_third(X, Y, n, y, x):
 
 
 @T.macro
+def of_named_values(X, Y, n, y, x):
+    for i, j in T.Parallel(ROW, COLUMN):
+        if x + j < COLUMNS:
+            twice = X[y + i, x + j] * 2.0
+            more = twice + 1.0
+            if more > 0.5:
+                Y[y + i, x + j] = more * twice
+
+
+@T.macro
+def of_what_changes(X, Y, n, y, x):
+    """The condition is asked of what the nest itself writes."""
+    for i, j in T.Parallel(ROW, COLUMN):
+        if y + i < ROWS and x + j < COLUMNS:
+            Y[y + i, x + j] = X[y + i, x + j]
+            new = Y[y + i, x + j]
+            if new < 0.0:
+                Y[y + i, x + j] = new * new
+
+
+@T.macro
 def of_values(X, Y, n, y, x):
     for i, j in T.Parallel(ROW, COLUMN):
         if x + j < COLUMNS and X[y + i, x + j] > 0.0:
             Y[y + i, x + j] = 1.0
 
 
-VECTORS = [inside, nested, read_along, from_some_on, apart]
-LANES = [backwards, otherwise, every_third, of_values]
+VECTORS = [inside, nested, read_along, named, named_ahead, from_some_on, apart]
+LANES = [backwards, otherwise, every_third, of_named_values, of_what_changes, of_values]
 
 
 def program(change):

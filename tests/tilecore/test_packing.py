@@ -32,3 +32,40 @@ def test_blocks_of_any_depth(store, micro_n, dtype, is_open):
         kind = func.params[0].dtype.numpy
         runtime.load(compile(func, "avx2", micro, store))(a.astype(kind), b.astype(kind), out)
         np.testing.assert_array_equal(out, a @ b.T)  # sums of small integers are exact
+
+
+@pytest.mark.few(1)
+@pytest.mark.covering("part trans_b", "dtype trans_b")
+@pytest.mark.parametrize("part", [8, 16, 17])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("trans_b", [False, True])
+def test_panels_that_several_copies_fill(store, part, dtype, trans_b):
+    """Once each copy of a part packed the whole tile, from beyond the end of what it copies."""
+    accum = "int32" if dtype == "int8" else "float32"
+    columns = 3 * part
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((16, 32), dtype),
+        B: T.Tensor((3, part, 32) if trans_b else (3, 32, part), dtype),
+        C: T.Tensor((16, columns), accum),
+    ):
+        with T.Kernel(1, threads=128):
+            a = T.alloc_shared((16, 32), dtype)
+            b = T.alloc_shared((columns, 32) if trans_b else (32, columns), dtype)
+            c = T.alloc_fragment((16, columns), accum)
+            T.copy(A, a)
+            for q in T.serial(3):
+                if trans_b:
+                    T.copy(B[q, :, :], b[q * part : (q + 1) * part, :])
+                else:
+                    T.copy(B[q, :, :], b[:, q * part : (q + 1) * part])
+            T.gemm(a, b, c, transpose_B=trans_b, clear_accum=True)
+            T.copy(c, C)
+
+    rng, kind = np.random.default_rng(), main.params[0].dtype.numpy
+    a, b = rng.integers(-9, 10, (16, 32)), rng.integers(-9, 10, main.params[1].static_shape)
+    out = np.full((16, columns), 7, accum)
+    runtime.load(compile(main, store=store))(a.astype(kind), b.astype(kind), out)
+    rows = b.reshape(columns, 32).T if trans_b else b.transpose(1, 0, 2).reshape(32, columns)
+    np.testing.assert_array_equal(out, a @ rows)

@@ -170,7 +170,9 @@ class KernelReader(Expressions):
         self.widths.add(size & -size)
         offset = binary(BINARY[tir.Mul], start, memory.itemsize)
         offset = binary(BINARY[tir.Add], offset, memory.base)
-        return [Act(do.access(site, Pointer("shared", offset=expression(offset)), size, way), site)]
+        is_assumed = any(map(self.is_assumed, indices))
+        pointer = Pointer("shared", offset=expression(offset), is_assumed=is_assumed)
+        return [Act(do.access(site, pointer, size, way), site)]
 
     def _global(self, memory: Memory, start: Known, lanes: int, way: str) -> list[Node]:
         self.global_ways.setdefault(memory.slot, set()).add(way)
@@ -301,6 +303,8 @@ class KernelReader(Expressions):
             self.turning.add(hash(stmt.var))
         if self.is_uniform(given):
             self.uniform.add(hash(stmt.var))
+        if self.is_assumed(given):
+            self.assumed.add(hash(stmt.var))
         if value is None or not callable(value):
             self.variables[hash(stmt.var)] = value
             if value is None:
@@ -321,6 +325,8 @@ class KernelReader(Expressions):
         is_integer = str(stmt.buffer.dtype).startswith(INTEGERS)
         if memory.space == "local" and is_integer and hash(stmt.buffer) not in self.addressed:
             start, lanes = self._place(memory, stmt.indices)
+            if self.is_assumed(stmt.value):
+                self.assumed_slots.add(memory.slot)
             if lanes == 1:
                 acts.append(_local_store(memory.slot, start, self.value(stmt.value), self.site("")))
         return Seq(tuple(acts))
@@ -347,6 +353,8 @@ class KernelReader(Expressions):
             self.turning.add(hash(stmt.loop_var))
         if self.is_uniform(stmt.min):
             self.uniform.add(hash(stmt.loop_var))
+        if self.is_assumed(stmt.min) or self.is_assumed(stmt.extent):
+            self.assumed.add(hash(stmt.loop_var))
         body = self.statement(stmt.body)
         if is_empty(body):
             return Seq(acts)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import tirx as tir
 from tvm.tirx.buffer import is_buffer_var
 
@@ -112,6 +113,8 @@ class Expressions:
         self.unread: list[int] = []
         self.open: set[int] = set()  # parameters whose values are taken for something
         self.has_assumed = False  # whether elements are
+        self.assumed: set[int] = set()  # variables that follow from such elements
+        self.assumed_slots: set[int] = set()  # arrays of registers that hold what follows from them
         self.span: Any = None
         self.uniform: set[int] = set()  # variables that are the same in all threads
         self.turning: set[int] = set()  # variables that follow from where loops are
@@ -289,6 +292,23 @@ class Expressions:
             return self._turns(expr.value)
         return kind in BINARY and (self._turns(expr.a) or self._turns(expr.b))
 
+    def is_assumed(self, expr: Any) -> bool:
+        """Return whether a value follows from elements that were taken for something."""
+        found: list[bool] = []
+
+        def see(var: Any) -> None:
+            found.append(hash(var) in self.assumed)
+
+        def load(part: Any) -> None:
+            memory = self.memories.get(hash(part.source))
+            if memory is not None and str(part.ty).startswith(INTEGERS):
+                found.append(memory.space == "global" or memory.slot in self.assumed_slots)
+
+        if not isinstance(expr, int):
+            tvm_ffi.structural_walk(expr, (tir.Var, see))
+            tvm_ffi.structural_walk(expr, (tvm.ir.TensorLoad, load))
+        return any(found)
+
     def _cast(self, expr: Any) -> Known:
         if not str(expr.ty).startswith(INTEGERS) or not str(expr.value.ty).startswith(INTEGERS):
             return None
@@ -378,7 +398,9 @@ class Expressions:
         if start is None:
             return Pointer("nowhere")
         offset = binary(BINARY[tir.Mul], start, memory.itemsize)
-        return Pointer("shared", offset=expression(binary(BINARY[tir.Add], offset, memory.base)))
+        offset = binary(BINARY[tir.Add], offset, memory.base)
+        is_assumed = any(map(self.is_assumed, inner.indices))
+        return Pointer("shared", offset=expression(offset), is_assumed=is_assumed)
 
 
 def _assumed(index: Expression, itemsize: int) -> Expression:

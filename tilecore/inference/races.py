@@ -77,14 +77,18 @@ class _Facts:
     def of(self, expr: Expr) -> frozenset[Var]:
         """Return the variables on which the value of ``expr`` may depend."""
         found: set[Var] = set()
-        for node in walk_expr(expr):
-            if isinstance(node, Var):
-                found.add(node)
-                found |= self.loops.get(node, frozenset())
-                if node in self.lets:
-                    found |= self.of(self.lets[node])
-            elif isinstance(node, Load):
-                found |= self.contents.get(node.buffer, frozenset())
+        named: set[Var] = set()  # a name may stand in many places: what it is bound to is seen once
+        waiting = [expr]
+        while waiting:
+            for node in walk_expr(waiting.pop()):
+                if isinstance(node, Var):
+                    found.add(node)
+                    found |= self.loops.get(node, frozenset())
+                    if node in self.lets and node not in named:
+                        named.add(node)
+                        waiting.append(self.lets[node])
+                elif isinstance(node, Load):
+                    found |= self.contents.get(node.buffer, frozenset())
         return frozenset(found)
 
     def all_of(self, exprs: tuple[Expr, ...]) -> frozenset[Var]:

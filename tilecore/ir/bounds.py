@@ -297,9 +297,9 @@ def step_of(expr: Expr, var: Var) -> int | None:
 
 def mentions(expr: Expr, var: Var) -> bool:
     """Return whether ``var`` stands anywhere in ``expr``, in the index of a load, too."""
-    from tilecore.ir.visitor import walk_expr
+    from tilecore.ir.visitor import distinct
 
-    return any(node is var for node in walk_expr(expr))
+    return any(node is var for node in distinct(expr))
 
 
 def variables(expr: Expr) -> set[Var]:

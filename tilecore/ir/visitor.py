@@ -153,6 +153,21 @@ def walk_expr(expr: Expr) -> Iterator[Expr]:
         yield from walk_expr(part)
 
 
+def distinct(expr: Expr) -> Iterator[Expr]:
+    """Yield ``expr`` and every expression inside it, each once, wherever it stands again.
+
+    What names stand for is shared: of a hash of some rounds there are more paths than nodes.
+    """
+    seen: set[int] = set()
+    waiting = [expr]
+    while waiting:
+        node = waiting.pop()
+        if id(node) not in seen:
+            seen.add(id(node))
+            yield node
+            waiting.extend(expr_children(node))
+
+
 def loads(stmt: Stmt) -> Iterator[Load]:
     """Yield the element loads of a statement's own expressions."""
     for expr in expressions(stmt):

@@ -13,6 +13,7 @@ from tilecore.ordering.barriers import Meeting
 from tilecore.ordering.copies import StoreGroups
 from tilecore.ordering.machine import Machine
 from tilecore.ordering.operands import (
+    FollowsFromData,
     Operand,
     Pointer,
     Run,
@@ -246,6 +247,8 @@ def access(site: int, pointer: Pointer, size: int, way: str, lanes: int = 32) ->
         if lanes < 32:
             some = ids % 32 < lanes
             ids, at = ids[some], at[some]
+        if pointer.is_assumed and not machine.shared.has(at, size):
+            raise FollowsFromData
         _touch(machine, machine.shared, ids, at, size, site, way)
 
     return run

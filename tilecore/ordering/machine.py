@@ -37,6 +37,7 @@ from tilecore.ordering.program import (
     While,
 )
 from tilecore.ordering.shadow import TENSOR, Shadow
+from tilecore.ordering.tensor_shadow import TensorShadow
 
 TURNS = 3  # of a loop whose length follows from data, unless it is taken for none
 TENSOR_CELLS = 4 * 512  # columns of tensor memory of a block, 32 lanes each
@@ -101,7 +102,7 @@ class Machine:
         self.origin = self.block_of * program.shared_bytes
         size = max(1, program.shared_bytes * program.blocks // program.granule)
         self.shared = Shadow(self.clocks, self.faults, size, program.granule, "shared memory")
-        self.tensors: dict[int, Shadow] = {}
+        self.tensors: dict[int, TensorShadow] = {}
         self.tensor: Shadow | None = None
         self.locals = Locals()
         self.unread: set[int] = set()  # sites whose address follows from data
@@ -123,11 +124,11 @@ class Machine:
         self.choices: dict[int | Node, int] = {}  # of conditions that follow from data, by place
         self.left_out: dict[int, int] = {}  # turns of long loops, by how many they have
 
-    def tensor_shadow(self, slot: int) -> Shadow:
+    def tensor_shadow(self, slot: int) -> TensorShadow:
         """Return the shadow of a tensor that the block reads and writes."""
         if slot not in self.tensors:
             size = self.program.globals[slot]
-            self.tensors[slot] = Shadow(self.clocks, self.faults, size, 1, "a tensor")
+            self.tensors[slot] = TensorShadow(self.clocks, self.faults, size)
         return self.tensors[slot]
 
     def is_alike_in_blocks(self, value: Array) -> bool:

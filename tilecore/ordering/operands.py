@@ -28,6 +28,8 @@ class Pointer:
         offset: bytes (of a local array: elements) from the begin of the space.
         rank: the block of the cluster, where it is another one's.
         size: bytes of the box, of a tensor map.
+        is_assumed: whether it follows from elements that were taken for something: one that lies
+            outside of the memory says nothing.
     """
 
     space: str
@@ -35,6 +37,7 @@ class Pointer:
     offset: Expression = lambda env: 0
     rank: Expression | None = None
     size: int = 0
+    is_assumed: bool = False
 
     def shared(self, machine: Machine, env: Env) -> Array | None:
         """Return for each thread that runs the byte in the shared memory of the cluster."""

@@ -15,6 +15,13 @@ TENSOR = "tensor memory"
 READERS = 96  # asynchronous units that read
 
 
+def _longer(old: Array, size: int, value: int = 0) -> Array:
+    """Return an array with ``value`` behind its rows, ``size`` rows in all."""
+    made = np.full((size, *old.shape[1:]), value, old.dtype)
+    made[: len(old)] = old
+    return made
+
+
 class Reads:
     """Who has read what since it was written: by warp (with lanes) and asynchronous unit."""
 
@@ -28,6 +35,15 @@ class Reads:
         self.unit_time, self.unit_site = np.zeros((2, size, READERS), np.int32)
         self.last = np.zeros(size, np.int32)
         self.readers: list[int] = []
+
+    def grow(self, size: int) -> None:
+        """Make room for more places."""
+        self.time, self.site = (_longer(a, size * self.warps) for a in (self.time, self.site))
+        self.lanes = _longer(self.lanes, size * self.warps)
+        self.unit_time, self.unit_site = (
+            _longer(a, size) for a in (self.unit_time, self.unit_site)
+        )
+        self.last, self.size = _longer(self.last, size), size
 
     def note(self, ids: Array, at: Array, site: int) -> None:
         """Note what threads read; reads of their warp that they know of are forgotten."""
@@ -165,6 +181,20 @@ class Shadow:
         self.generic = np.zeros(size, bool)
         self.reads = Reads(clocks, size, in_tensor=self.in_tensor)
         self.atomics: Reads | None = None
+
+    def grow(self, size: int) -> None:
+        """Make room for more granules."""
+        self.writer = _longer(self.writer, size, NOBODY)
+        self.time, self.site = _longer(self.time, size), _longer(self.site, size)
+        self.generic = _longer(self.generic, size)
+        for reads in (self.reads, self.atomics):
+            if reads is not None:
+                reads.grow(size)
+
+    def has(self, start: Array, width: int) -> bool:
+        """Return whether all accesses of ``width`` bytes lie inside of the memory."""
+        end = len(self.writer) * self.granule
+        return not len(start) or (int(start.min()) >= 0 and int(start.max()) + width <= end)
 
     def spread(self, ids: Array, start: Array, width: int, site: int) -> tuple[Array, Array]:
         """Return (thread, granule) of accesses of ``width`` bytes."""

@@ -181,3 +181,37 @@ def test_where_there_is_no_room_for_stages_the_launch_stands_once():
     many = product(stages=8, tile=(128, 128, 64))
     (launch,) = planned(many, "sm_80")
     assert not launch.pipelines
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a", "b200"])
+def test_an_expert_is_looked_up_in_a_table_of_a_dynamic_length(target):
+    """Once the warp that copies did not know the version's view of the table: a KeyError."""
+
+    @T.prim_func
+    def main(
+        experts: T.Tensor((T.ceildiv(M, 16),), "int32"), A: T.Tensor((M, 40), "float16"),
+        B: T.Tensor((3, 40, 48), "float16"), C: T.Tensor((M, 48), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(T.ceildiv(M, 16), threads=128) as by:
+            a = T.alloc_shared((16, 32), "float16")
+            b = T.alloc_shared((32, 48), "float16")
+            c = T.alloc_fragment((16, 48), "float32")
+            expert = experts[by]
+            T.clear(c)
+            for k in T.Pipelined(T.ceildiv(40, 32), num_stages=2):
+                T.copy(A[by * 16, k * 32], a)
+                T.copy(B[expert, k * 32, 0], b)
+                T.gemm(a, b, c)
+            T.copy(c, C[by * 16, 0])
+
+    rng = np.random.default_rng(0)
+    for rows in (64, 45):  # lengths of 4 and 3, the latter not of 16 bytes
+        experts = rng.integers(0, 3, -(-rows // 16)).astype(np.int32)
+        a = rng.standard_normal((rows, 40)).astype(np.float16)
+        b = rng.standard_normal((3, 40, 48)).astype(np.float16)
+        c = np.full((rows, 48), np.nan, np.float32)
+        run_emulated(main, target, [experts, a, b, c], (LATE, random_order(rows)))
+        of_rows = b.astype(np.float64)[experts.repeat(16)[:rows]]
+        exact = np.einsum("ik,ikj->ij", a.astype(np.float64), of_rows)
+        np.testing.assert_allclose(c, exact, rtol=1e-3, atol=1e-3)

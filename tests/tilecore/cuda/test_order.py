@@ -449,3 +449,54 @@ def test_a_loop_that_has_no_turns_orders_nothing(size):
         found[is_idle] = [str(f) for f in check(without(kernel, last), ENOUGH)]
     assert found[False] == []
     assert re.search("race: cp.async .* writes .* thread .* reads", "\n".join(found[True]))
+
+
+@pytest.mark.parametrize("rows", [64, 2**31 - 1, None], ids=["small", "huge", "dynamic"])
+def test_a_tensor_of_any_size_that_a_block_writes_and_reads(rows):
+    """Once the proof held a shadow of all elements: of dynamic ones TiB."""
+    n = T.dynamic("n") if rows is None else rows
+
+    @T.prim_func
+    def main(X: T.Tensor((n, 128), "float32"), Y: T.Tensor((n, 128), "float32")):
+        with T.Kernel(n, threads=128) as b:
+            t = T.get_thread_binding()
+            X[b, t] = 2.0
+            T.sync_threads()
+            Y[b, t] = X[b, 127 - t]
+
+    (kernel,) = kernels(main, "sm_80")
+    assert check(kernel, ENOUGH) == []
+    (barrier,) = [a for a in acts(kernel) if a.kind == "barrier"]
+    found = "\n".join(str(f) for f in check(without(kernel, barrier), ENOUGH))
+    assert re.search(r"race: thread \d+ writes a tensor at \d+, which thread \d+ reads", found)
+
+
+@pytest.mark.parametrize("how", ["plain", "atomic", "register"])
+def test_what_elements_are_taken_for_lies_outside_of_no_tile(how):
+    """Once a count per key was a fault: the key was taken for a number beyond the tile."""
+
+    @T.prim_func
+    def main(
+        keys: T.Tensor((16,), "int32"), firsts: T.Tensor((16,), "int32"),
+        counts: T.Tensor((8,), "int32"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=64):
+            count = T.alloc_shared((8,), "int32")
+            key = T.alloc_var("int32")
+            T.clear(count)
+            for i in T.serial(16):
+                if how == "register":
+                    key = keys[i] + 1
+                    count[key - 1] = count[key - 1] + 1
+                elif how == "plain":
+                    firsts[i] = count[keys[i]]
+                    count[keys[i]] += 1
+                else:
+                    T.atomic_add(count[keys[i]], 1)
+            T.cumsum(count)
+            T.copy(count, counts)
+
+    keys = np.random.default_rng(1).integers(0, 8, 16).astype(np.int32)
+    counts = np.zeros(8, np.int32)
+    run_emulated(main, "sm_80", [keys, np.zeros(16, np.int32), counts], ALL_SCHEDULES)
+    np.testing.assert_array_equal(counts, np.bincount(keys, minlength=8).cumsum())

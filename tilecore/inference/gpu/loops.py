@@ -11,10 +11,11 @@ from tilecore.ir import nodes
 from tilecore.ir.analysis import kept_axes
 from tilecore.ir.bounds import linear, step_of
 from tilecore.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var, int_value
+from tilecore.ir.length import LONGEST, length
 from tilecore.ir.nests import copy_nest, fill_nest, shifted
 from tilecore.ir.nodes import Buffer, Copy, Fill, Parallel, Reduce, Scan, Stmt
 from tilecore.ir.substitute import substitute_expr
-from tilecore.ir.visitor import children, loads, walk, walk_expr
+from tilecore.ir.visitor import children, distinct, loads, walk, walk_expr
 
 TILE_STATEMENTS = (
     nodes.Copy, nodes.ChunkCopy, nodes.Fill, nodes.Gemm, nodes.Reduce, nodes.Scan, nodes.Parallel,
@@ -96,7 +97,7 @@ def axes_of(access: Access, points: Points) -> dict[int, tuple[int, int]] | None
     """
     found: dict[int, tuple[int, int]] = {}
     for axis, index in enumerate(access.indices):
-        parts = set(walk_expr(index))
+        parts = set(distinct(index))
         used = [p for p, n in enumerate(points.names) if n in parts]
         if not used:
             continue
@@ -213,7 +214,8 @@ class _Where:
     def within(self, cond: Expr, *, holds: bool) -> _Where:
         """Return the points for which a condition holds or not, as far as indices say so."""
         meaning = substitute_expr(cond, self.names)
-        if any(isinstance(part, (Load, Call)) for part in walk_expr(meaning)):
+        is_long = length(meaning, {}) > LONGEST  # of a hash, say: nobody reads anything off that
+        if is_long or any(isinstance(part, (Load, Call)) for part in walk_expr(meaning)):
             return replace(self, always=False)
         return replace(self, under=(*self.under, Condition(cond, meaning, holds)))
 

@@ -24,6 +24,7 @@ from tilecore.ir.expr import (
     const,
     int_value,
 )
+from tilecore.ir.length import LONGEST, length
 from tilecore.ir.nodes import Buffer
 from tilecore.ir.visitor import expr_children, walk_expr
 
@@ -122,6 +123,8 @@ def lanes_in_memory(access: Access, points: Points, loop: int) -> int:
     """Return the neighbours along ``loop`` that lie side by side in memory; 0: none do."""
     buffer, indices = access.buffer, access.place
     if buffer.scope not in ("global", "shared") or not indices:
+        return 0
+    if any(length(index, {}) > LONGEST for index in indices):  # the rounds of a hash, written out
         return 0
     if buffer.strides is not None and int_value(buffer.strides[-1]) != 1:
         return 0

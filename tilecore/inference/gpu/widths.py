@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from tilecore.inference.gpu.loops import Access, Points, divisor
 from tilecore.inference.gpu.neighbours import MAX_LANES, lanes_alike, lanes_in_memory, start
 from tilecore.inference.gpu.plan import CHUNK_BYTES
+from tilecore.ir.length import LONGEST, length
 from tilecore.ir.nodes import Buffer
 
 
@@ -33,6 +34,8 @@ def width(access: Access, points: Points, loop: int) -> int:
     """Return how many elements one wide access may move, from its alignment in memory."""
     buffer = access.buffer
     if not access.always or buffer.dtype.is_packed:
+        return 1
+    if any(length(index, {}) > LONGEST for index in access.place):
         return 1
     return math.gcd(alignment(access, points, loop), chunk(access), group(access, points, loop))
 

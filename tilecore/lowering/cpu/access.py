@@ -75,6 +75,7 @@ class Accessor:
         self.values: dict[Var, Any] = {}
         self.ranges: dict[Var, Interval] = {}
         self.lets: dict[Var, Expr] = {}
+        self.lengths: dict[Var, int] = {}  # of what stands in the place of names
         self.of_index: set[Var] = set()  # what indices, counts and conditions are sums of
         self.pads: dict[Buffer, Expr] = {}  # what loads outside a tensor give, where not 0
         self.tops: dict[Var, Expr] = {}

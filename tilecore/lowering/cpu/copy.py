@@ -12,7 +12,7 @@ from typing import Any
 from tvm import tirx as tir
 
 from tilecore.inference.storage import CACHE_LINE_BYTES, Storage
-from tilecore.ir.analysis import kept_axes
+from tilecore.ir.analysis import covers_whole, kept_axes
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, int_value
 from tilecore.ir.nodes import Copy, Region
@@ -89,13 +89,14 @@ def is_row_copy(copy: Copy, source: Box, target: Box) -> bool:
 
 
 def is_pack(copy: Copy, source: Box, target: Box) -> bool:
-    """Return whether the copy fills panels from a tensor."""
+    """Return whether the copy fills all panels of a tile from a tensor."""
     storage = target.place.storage
     if not isinstance(storage, Storage) or storage.kind != "panels":
         return False
     return (
         len(source.axes) == 2
         and target.axes == (0, 1)
+        and covers_whole(copy.dst)
         and source.place.guarded
         and source.starts_inside
         and source.is_contiguous

@@ -18,8 +18,8 @@ from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Binary, Cast, Expr, Load, Var, cast, int_value
 from tilecore.ir.lane_offsets import lane_offsets, lane_values
 from tilecore.ir.nodes import Let, Parallel, Store
-from tilecore.ir.substitute import Rebuilder, substitute_stmt
-from tilecore.ir.visitor import expr_children, flat, walk_expr
+from tilecore.ir.substitute import Rebuilder, substitute_expr, substitute_stmt
+from tilecore.ir.visitor import distinct, expr_children, flat
 from tilecore.lowering.cpu.access import Accessor
 from tilecore.lowering.cpu.nest import NestLowering, computes, unrounded
 from tilecore.lowering.cpu.place import raw_of
@@ -163,18 +163,18 @@ class _Named(Rebuilder):
 def _only_store(nest: Parallel) -> Store | None:
     """Return the store that a nest does, names in the place of what they are bound to."""
     *lets, store = flat([nest.body])
-    for let in reversed(lets):
+    values: dict[Var, Expr] = {}
+    for let in lets:
         if not isinstance(let, Let):
             return None
-        store = substitute_stmt(store, {let.var: let.value})
-    return store if isinstance(store, Store) else None
+        values[let.var] = substitute_expr(let.value, values)
+    return substitute_stmt(store, values) if isinstance(store, Store) else None  # type: ignore[return-value]
 
 
 def _nibbles(value: Expr, var: Var) -> list[Binary]:
     """Return what keeps 4 bits of something that differs along ``var``."""
-    nodes = {id(n): n for n in walk_expr(value)}.values()
     return [
-        n for n in nodes
+        n for n in distinct(value)
         if isinstance(n, Binary) and n.op == "bitand" and int_value(n.b) == CODES - 1
         and mentions(n, var)
     ]  # fmt: skip

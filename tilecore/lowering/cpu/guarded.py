@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from tilecore.ir.analysis import written_buffers
 from tilecore.ir.bounds import mentions, step_of
 from tilecore.ir.expr import Binary, Expr, Load, Var, binary
+from tilecore.ir.length import LONGEST, length
 from tilecore.ir.nodes import If, Let, Parallel, Seq, Stmt, Store
 from tilecore.ir.substitute import substitute_expr, substitute_stmt
-from tilecore.ir.visitor import flat, has_loads, walk_expr
+from tilecore.ir.visitor import flat, has_loads, walk, walk_expr
 
 ORDERED = ("lt", "le", "gt", "ge")
 
@@ -75,7 +76,10 @@ def guarded(nest: Parallel) -> Guarded | None:
         is_whole = is_whole and (len(found) == 1 or not any(isinstance(s, If) for s in found))
     if not all(isinstance(stmt, (Let, Store)) for stmt in found):
         return None
-    terms = [part for cond in conds for part in _parts(cond)]
+    names = _values(nest)
+    terms = [part for cond in conds for part in _parts(substitute_expr(cond, names))]
+    if any(isinstance(s, Let) and any(mentions(t, s.var) for t in terms) for s in walk(nest.body)):
+        return None
     changed = {buffer.root for buffer in written_buffers(nest)}
     read = {node.buffer.root for t in terms for node in walk_expr(t) if isinstance(node, Load)}
     if changed & read or not all(not mentions(t, var) or _is_ordered(t, var) for t in terms):
@@ -89,18 +93,42 @@ def guarded(nest: Parallel) -> Guarded | None:
     return Guarded(nest, replace(nest, body=body), shared, rest)  # type: ignore[arg-type]
 
 
+def _values(nest: Parallel) -> dict[Var, Expr]:
+    """Return what the names of a nest are bound to, without such names in it, if it is short."""
+    names = _Short()
+    for stmt in walk(nest.body):
+        if isinstance(stmt, Let):
+            names.add(stmt)
+    return names.values
+
+
 def _without_lets(stmts: list[Stmt]) -> list[Stmt]:
     """Return statements in whose conditions names stand for what they are bound to."""
-    values: dict[Var, Expr] = {}
+    names, has_conditions = _Short(), any(isinstance(s, If) for s in stmts)
     found: list[Stmt] = []
     for stmt in stmts:
-        new = substitute_stmt(stmt, values) if values else stmt
-        is_bound = any(isinstance(s, If) for s in stmts) and isinstance(new, Let)
-        if is_bound and isinstance(new, Let) and not has_loads(new.value):
-            values[new.var] = new.value
-        else:
-            found.append(new)
+        is_bound = has_conditions and isinstance(stmt, Let) and not has_loads(stmt.value)
+        if isinstance(stmt, Let) and is_bound and names.add(stmt):
+            continue
+        found.append(substitute_stmt(stmt, names.values) if names.values else stmt)
     return found
+
+
+class _Short:
+    """Names and what may stand in their place: nothing that would be long."""
+
+    def __init__(self) -> None:
+        self.values: dict[Var, Expr] = {}
+        self.lengths: dict[Var, int] = {}
+
+    def add(self, stmt: Let) -> bool:
+        """Return whether what a name is bound to is short, and note it."""
+        size = length(stmt.value, self.lengths)
+        if size > LONGEST:
+            return False
+        self.lengths[stmt.var] = size
+        self.values[stmt.var] = substitute_expr(stmt.value, self.values)
+        return True
 
 
 def _parts(cond: Expr) -> list[Expr]:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from tilecore.ir.analysis import written_buffers
 from tilecore.ir.bounds import variables
 from tilecore.ir.expr import COMPARISONS, LOGICAL, Binary, Cast, Expr, Load, Unary, Var
+from tilecore.ir.length import LONGEST, length
 from tilecore.ir.nodes import Atomic, Let, Parallel, Seq, Stmt, Store
 from tilecore.ir.substitute import substitute_stmt
 from tilecore.ir.visitor import expressions, has_loads, walk, walk_expr
@@ -29,12 +30,14 @@ def inlined(nest: Parallel, *, loads: bool = False) -> Parallel:
         return nest
     needed = _needed(stmts)
     values: dict[Var, Expr] = {}
+    lengths: dict[Var, int] = {}
     kept: list[Stmt] = []
     for stmt in stmts:
         found = substitute_stmt(stmt, values) if values else stmt
-        is_needed = isinstance(found, Let) and found.var in needed
+        size = length(stmt.value, lengths) if isinstance(stmt, Let) else 0
+        is_needed = isinstance(found, Let) and found.var in needed and size <= LONGEST
         if is_needed and isinstance(found, Let) and _stays(found.value, nest, loads=loads):
-            values[found.var] = found.value
+            values[found.var], lengths[found.var] = found.value, size
         else:
             kept.append(found)
     return replace(nest, body=kept[0] if len(kept) == 1 else Seq(tuple(kept)))

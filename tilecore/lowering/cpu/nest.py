@@ -20,6 +20,7 @@ from tilecore.ir.bounds import NON_NEGATIVE, variables
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Var, cast, int_value
 from tilecore.ir.lane_offsets import lane_offsets
+from tilecore.ir.length import is_kept
 from tilecore.ir.nodes import Buffer, Let, Parallel, Seq, Stmt, Store
 from tilecore.ir.visitor import expr_children, expressions, walk, walk_expr
 from tilecore.lowering.cpu import first_lane, gather, scattered
@@ -93,19 +94,25 @@ class NestLowering:
 
     def _vector_form(self, nest: Parallel, var: Var, lanes: int) -> Parallel | None:
         """Return a nest as vectors can run it, None where they cannot."""
+        size = int_value(nest.extents[-1])
+        if size is None:
+            return self._as_vectors(nest, var, lanes)
+        self.accessor.ranges[var] = (0, size - 1)
+        found = self._as_vectors(nest, var, lanes)
+        del self.accessor.ranges[var]
+        return found
+
+    def _as_vectors(self, nest: Parallel, var: Var, lanes: int) -> Parallel | None:
         if self._vectorises(nest, var, lanes):
             return nest
         self.lane_zero = Var("first")
         shared = first_lane.shared(inlined(nest, loads=True), self.lane_zero, lanes)
         if shared is not nest and self._vectorises(shared, var, lanes):
             return shared
-        size = int_value(nest.extents[-1])
-        if size is None:
+        if var not in self.accessor.ranges:
             return None
-        self.accessor.ranges[var] = (0, size - 1)
         found = multiplied(shared, self.accessor.bounds)
         is_vector = found is not shared and self._vectorises(found, var, lanes)
-        del self.accessor.ranges[var]
         return found if is_vector else None
 
     @contextmanager
@@ -173,7 +180,8 @@ class NestLowering:
             return False
         for stmt in body:
             if isinstance(stmt, Store) and not _stores_neighbours(accessor, stmt, var, lanes):
-                if not scattered.may_scatter(accessor, nest, stmt, var):
+                names = {s.var for s in lets}
+                if not scattered.may_scatter(accessor, nest, stmt, var, lanes, names):
                     return False
                 if not all(computes(accessor, index, var, lanes) for index in stmt.indices):
                     return False
@@ -282,7 +290,12 @@ class NestLowering:
         is_vector = scope.is_vector(stmt.value)
         accessor = self.accessor
         names = accessor.of_places(scope) if stmt.var in accessor.of_index else scope
-        accessor.values[stmt.var] = self.builder.bind(lower(stmt.value, names))
+        value = lower(stmt.value, names)
+        if is_kept(stmt.var, stmt.value, accessor.lengths):
+            lanes = scope.lanes if is_vector else 1
+            accessor.values[stmt.var] = self.builder.kept(value, str(stmt.var.dtype), lanes)
+        else:
+            accessor.values[stmt.var] = self.builder.bind(value)
         return replace(scope, vector_lets=scope.vector_lets | {stmt.var}) if is_vector else scope
 
 

@@ -6,12 +6,15 @@ all.
 
 from __future__ import annotations
 
+from collections.abc import Set
+from contextlib import nullcontext
 from typing import Any
 
 from tilecore.inference.storage import Storage
-from tilecore.ir.bounds import mentions
+from tilecore.ir.bounds import mentions, variables
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Call, Expr, Var, cast
+from tilecore.ir.lane_offsets import Offsets, lane_offsets
 from tilecore.ir.nodes import Parallel, Store
 from tilecore.ir.visitor import expressions, walk, walk_expr
 from tilecore.lowering.cpu.access import Accessor
@@ -21,21 +24,40 @@ from tilecore.lowering.cpu.tir import add, index, typed
 from tilecore.lowering.cpu.vector_math import FUNCTIONS
 
 
-def may_scatter(accessor: Accessor, nest: Parallel, store: Store, var: Var) -> bool:
-    """Return whether lanes of a store may lie anywhere, and are worth it."""
+def may_scatter(
+    accessor: Accessor, nest: Parallel, store: Store, var: Var, lanes: int, names: Set[Var]
+) -> bool:
+    """Return whether lanes of a store may lie anywhere, and are worth it.
+
+    ``names``: what is bound to a value per lane.
+    """
     place = accessor.places.get(store.buffer)
     if place is None or place.memory is None or place.is_own or place.pairs is not None:
         return False
-    is_rows = isinstance(place.storage, Storage) and place.storage.kind == "rows"
-    if not is_rows or DType(place.storage.dtype).is_packed or place.stream_bytes:
+    if DType(place.storage.dtype).is_packed or place.stream_bytes:
         return False
-    if accessor.open_ends(place, place.indices(store.indices)):
-        return False
+    if known_offsets(accessor, store, var, lanes, names) is None:
+        is_rows = isinstance(place.storage, Storage) and place.storage.kind == "rows"
+        if not is_rows or accessor.open_ends(place, place.indices(store.indices)):
+            return False
     nodes = (n for s in walk(nest.body) for e in expressions(s) for n in walk_expr(e))
     return any(
         isinstance(n, Call) and n.name in FUNCTIONS and n.dtype == "float32" and mentions(n, var)
         for n in nodes
     )
+
+
+def known_offsets(
+    accessor: Accessor, store: Store, var: Var, lanes: int, names: Set[Var]
+) -> Offsets | None:
+    """Return how far from the first lane's element those of the lanes lie, and each index of them.
+
+    Then one test for all lanes says whether they are inside of a tensor.
+    """
+    at = accessor.places[store.buffer].indices(store.indices)
+    if any(variables(i) & names or lane_offsets(i, var, lanes) is None for i in at):
+        return None
+    return accessor.offsets_of(store.buffer, store.indices, var, lanes)
 
 
 def stores_apart(accessor: Accessor, store: Store, scope: Scope) -> bool:
@@ -49,21 +71,38 @@ def stores_apart(accessor: Accessor, store: Store, scope: Scope) -> bool:
 
 
 def emit(accessor: Accessor, store: Store, value: Any, scope: Scope) -> None:
-    """Emit the store of a value per lane, each where it belongs."""
+    """Emit the store of a value per lane, each where it belongs.
+
+    Vectors that may leave a tensor have been tested; what is the same in all lanes has not.
+    """
     builder, place, lanes = accessor.builder, accessor.places[store.buffer], scope.lanes
-    stored = place.storage.dtype
+    stored, at = place.storage.dtype, place.indices(store.indices)
     result = kept(value, store.value.dtype, store.buffer.dtype, stored, lanes)
-    values = builder.alloc(lanes, memory_type(stored), "values")
-    builder.store(values, raw_of(builder, place, result, lanes), 0, lanes)
-    places = builder.alloc(lanes, "int32", "places")
+    uniform = [p for p in accessor.open_ends(place, at) if not scope.is_vector(p[0])]
+    cond = accessor.guard(uniform, accessor.of_places())
+    with nullcontext() if cond is None else builder.when(cond):
+        values = builder.alloc(lanes, memory_type(stored), "values")
+        builder.store(values, raw_of(builder, place, result, lanes), 0, lanes)
+        for lane, goal in enumerate(_places(accessor, store, scope)):
+            builder.store(place.memory, builder.load(values, index(lane)), goal)
+
+
+def _places(accessor: Accessor, store: Store, scope: Scope) -> list[Any]:
+    """Return the offset of each lane's element."""
+    builder, place, lanes = accessor.builder, accessor.places[store.buffer], scope.lanes
+    assert scope.vector is not None
+    apart = known_offsets(accessor, store, scope.vector, lanes, scope.vector_lets)
+    if apart is not None:
+        first = accessor.offset(place, place.indices(store.indices), of_vector=True)[0]
+        first = builder.bind(first)
+        return [add(first, distance) for distance in apart]
     at = _offset(accessor, store)
     offsets = lower(at, accessor.of_places(scope))
     if not scope.is_vector(at):
         offsets = typed(offsets, "int32")
+    places = builder.alloc(lanes, "int32", "places")
     builder.store(places, offsets, 0, lanes)
-    for lane in range(lanes):
-        goal = add(place.base, builder.load(places, index(lane)))
-        builder.store(place.memory, builder.load(values, index(lane)), goal)
+    return [add(place.base, builder.load(places, index(lane))) for lane in range(lanes)]
 
 
 def _offset(accessor: Accessor, store: Store) -> Expr:

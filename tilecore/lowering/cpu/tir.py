@@ -270,6 +270,16 @@ class TirBuilder:
         self.emit(tir.Bind(var, value))
         return var
 
+    def kept(self, value: Any, dtype: str, lanes: int = 1) -> Any:
+        """Name a value by way of memory, which becomes a register.
+
+        TVM writes integers where their names stand, and so on in these: of the rounds of a hash
+        the text grows exponentially. What is loaded it leaves alone.
+        """
+        memory = self.alloc(lanes, dtype, "kept")
+        self.store(memory, value, 0, lanes)
+        return self.bind(self.load(memory, index(0), lanes))
+
     def jump(self, word: str) -> None:
         """Leave the innermost loop (``break``) or its iteration (``continue``)."""
         self.evaluate(tir.break_loop() if word == "break" else tir.continue_loop())

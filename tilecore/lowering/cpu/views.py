@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tvm import tirx as tir
 
+from tilecore.ir.length import is_kept
 from tilecore.ir.nodes import Buffer, Let
 from tilecore.lowering.cpu.access import Accessor
 from tilecore.lowering.cpu.params import (
@@ -39,5 +40,8 @@ def bind_let(accessor: Accessor, stmt: Let) -> None:
     """Compute the value of a let binding once."""
     is_place = stmt.var in accessor.of_index
     value = accessor.scalar(stmt.value) if is_place else accessor.value(stmt.value)
-    accessor.values[stmt.var] = accessor.builder.bind(value)
-    accessor.lets[stmt.var] = stmt.value
+    if is_kept(stmt.var, stmt.value, accessor.lengths):
+        accessor.values[stmt.var] = accessor.builder.kept(value, str(stmt.var.dtype))
+    else:
+        accessor.values[stmt.var] = accessor.builder.bind(value)
+        accessor.lets[stmt.var] = stmt.value

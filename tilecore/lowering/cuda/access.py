@@ -74,6 +74,7 @@ class Accessor:
         self.ranges: dict[Var, Interval] = {}
         self.tops: dict[Var, Expr] = {}
         self.lets: dict[Var, Expr] = {}
+        self.lengths: dict[Var, int] = {}  # of what stands in the place of names
         self.pads: dict[Buffer, Expr] = {}
         self.thread: Any = 0
         self.warpgroup: Any = 0

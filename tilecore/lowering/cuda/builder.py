@@ -144,6 +144,12 @@ class CudaBuilder(TirBuilder):
         self.emit(tir.AllocBuffer(buffer))
         return buffer
 
+    def kept(self, value: Any, dtype: str, lanes: int = 1) -> Any:
+        """Name a value by way of an array of each thread, which becomes a register."""
+        memory = self.local(lanes, dtype, "kept")
+        self.store(memory, value, 0, lanes)
+        return self.bind(self.load(memory, 0, lanes))
+
     def shared(self, size_bytes: int, alignment: int) -> Any:
         """Allocate the shared memory of the block (dynamic: its size is given at the launch)."""
         buffer = tir.decl_buffer(

@@ -21,6 +21,7 @@ from tilecore.ir.bounds import NON_NEGATIVE
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Var, cast, const, int_value
 from tilecore.ir.fold import reducer_update
+from tilecore.ir.length import is_kept
 from tilecore.ir.nodes import Buffer, For, Stmt
 from tilecore.lowering.cpu.tir import add, index, mul, quotient, typed
 from tilecore.lowering.cuda.access import Accessor
@@ -386,9 +387,8 @@ class LaunchLowering:
             case nodes.Store(buffer=buffer, indices=indices, value=value):
                 made = bound(builder, accessor.scalar(value), str(value.dtype))
                 accessor.store(buffer, indices, made, value.dtype)
-            case nodes.Let(var=var, value=value):
-                accessor.values[var] = builder.bind(accessor.decided_or(var, value))
-                accessor.lets[var] = value
+            case nodes.Let():
+                self._bind(stmt)
             case nodes.Atomic():
                 emit_atomic(accessor, stmt)
             case nodes.Exchange() | nodes.LaneGemm():
@@ -412,6 +412,15 @@ class LaunchLowering:
                 self._hint(stmt)
             case _:
                 raise unsupported(stmt, self.target, "no code for it yet")
+
+    def _bind(self, let: nodes.Let) -> None:
+        accessor, var = self.accessor, let.var
+        value = accessor.decided_or(var, let.value)
+        if is_kept(var, let.value, accessor.lengths):
+            accessor.values[var] = self.builder.kept(value, str(var.dtype))
+        else:
+            accessor.values[var] = self.builder.bind(value)
+            accessor.lets[var] = let.value
 
     def _hint(self, stmt: Stmt) -> None:
         match stmt:

@@ -43,6 +43,14 @@ def statements_of(pipeline: Pipeline) -> tuple[Stmt, ...]:
     return tuple(s for s in stmts if s not in pipeline.copies)
 
 
+def _names_tensor(stmt: Stmt) -> bool:
+    """Return whether a statement brings a view of a tensor, or a tensor by its address, into being.
+
+    What the copies look up may stand there.
+    """
+    return isinstance(stmt, nodes.Alloc) and stmt.buffer.root.scope == "global"
+
+
 class AsyncPipeline:
     """A loop whose tiles all threads copy, ``stages - 1`` iterations ahead."""
 
@@ -202,7 +210,7 @@ class BoxPipelines:
         match stmt:
             case nodes.Seq(stmts=stmts):
                 for child in stmts:
-                    if isinstance(child, nodes.Let):
+                    if isinstance(child, nodes.Let) or _names_tensor(child):
                         owner.inner(child)
                     self._produce(child)
             case For() if stmt in owner.plan.pipelines:

@@ -1,0 +1,85 @@
+"""Rounds of a hash: names of values that stand twice in the next ones. Once they were written out.
+
+Of n rounds there were 3**n operations: twelve took three seconds to compile for a CPU, a minute for
+a GPU.
+"""
+
+import numpy as np
+import pytest
+
+import tilecore.language as T
+from tests.tilecore.cuda.emulated import run_emulated
+from tilecore import runtime
+from tilecore.compiler import compile, lower
+from tilecore.ir.dtype import DType
+from tilecore.ir.expr import Var, binary
+from tilecore.ir.length import length
+from tilecore.target import AVX512
+
+N, FACTOR, LIMIT = 300, 0x9E3779B9, 2_000_000_000
+
+
+@T.macro
+def four_rounds(x, y):
+    a = (x * T.uint32(FACTOR)) ^ (y >> T.uint32(3))
+    b = (y + x) ^ (x << T.uint32(5))
+    c = (a * T.uint32(FACTOR)) ^ (b >> T.uint32(3))
+    d = (b + a) ^ (a << T.uint32(5))
+    e = (c * T.uint32(FACTOR)) ^ (d >> T.uint32(3))
+    f = (d + c) ^ (c << T.uint32(5))
+    g = (e * T.uint32(FACTOR)) ^ (f >> T.uint32(3))
+    h = (f + e) ^ (e << T.uint32(5))
+    return g, h
+
+
+def hashed(use):
+    """Return a program of 24 rounds, and what to do with what comes out."""
+
+    @T.prim_func
+    def main(Y: T.Tensor((N,), "uint32"), seed: T.uint32):
+        with T.Kernel(T.ceildiv(N, 128), threads=128) as b:
+            for i in T.Parallel(128):
+                if b * 128 + i < N:
+                    x0, y0 = four_rounds(T.cast(b * 128 + i, "uint32"), seed)
+                    x1, y1 = four_rounds(x0, y0)
+                    x2, y2 = four_rounds(x1, y1)
+                    x3, y3 = four_rounds(x2, y2)
+                    x4, y4 = four_rounds(x3, y3)
+                    x, y = four_rounds(x4, y4)
+                    if use == "value" or x < T.uint32(LIMIT):
+                        Y[b * 128 + i] = x ^ y
+
+    return main
+
+
+def exact(use, seed):
+    x, y = np.arange(N, dtype=np.uint32), np.full(N, seed, np.uint32)
+    for _ in range(24):
+        x, y = (x * np.uint32(FACTOR)) ^ (y >> 3), (y + x) ^ (x << 5)
+    return x ^ y if use == "value" else np.where(x < LIMIT, x ^ y, 7)
+
+
+@pytest.mark.parametrize("use", ["value", "condition"])
+@pytest.mark.parametrize("target", ["llvm", "sm_80", "h100"])
+def test_rounds_of_a_hash(target, use):
+    func, out = hashed(use), np.full(N, 7, np.uint32)
+    if target == "llvm":
+        runtime.load(compile(func))(out, 12345)
+    else:
+        run_emulated(func, target, [out, 12345])
+    np.testing.assert_array_equal(out, exact(use, 12345))
+
+
+def test_they_run_in_vectors():
+    assert '"uint32x16"' in lower(hashed("value"), AVX512, {})[1].script()
+
+
+def test_what_is_shared_counts_wherever_it_stands():
+    x, y = Var("x", DType("int32")), Var("y", DType("int32"))
+    twice = binary("add", x, x)
+    assert length(twice, {}) == 3
+    assert length(binary("mul", twice, twice), {}) == 7
+    assert length(binary("mul", twice, y), {y: 100}) == 104
+    for _ in range(60):
+        twice = binary("add", twice, twice)
+    assert length(twice, {}) == 2**62 - 1
