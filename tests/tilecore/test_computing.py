@@ -123,6 +123,13 @@ def test_other_axes_are_reduced_too():
     check(lambda x: x.mean(-1), torch.rand(3, 8209) + 1, kernels=1)  # a prime number has none
 
 
+def test_numbers_become_one_tensor():
+    """A part of it has no axes."""
+    x, y = torch.randn(3, 17), torch.randn(5)
+    check(lambda x, y: torch.stack([x.norm(), y.norm()]).norm(), x, y)
+    check(lambda x, y: torch.stack([x[0, 0] * 2, y[1] + 1, y[2].exp()]), x, y)
+
+
 def test_elements_broadcast_as_in_torch():
     x, y = torch.randn(3, 5, 7), torch.randn(5, 1)
     for other in (y, torch.randn(7), torch.randn(3, 1, 7), torch.randn(1), torch.randn(())):
