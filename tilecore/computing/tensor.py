@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
-from tilecore.computing import calls, operands, views
+from tilecore.computing import calls, each, operands, views
 from tilecore.computing.extents import Extent, varies
 from tilecore.computing.functions import ALIASES, FUNCTIONS
 from tilecore.computing.given import (
@@ -340,6 +340,8 @@ def called(
             expected="operations that return new tensors", found=f"`{name}` with out=", span=span,
             hint="write out.copy_(...), or out[...] = ...",
         )  # fmt: skip
+    if each.is_each(bare):
+        return each.computed(called, bare, args, kwargs, span)
     if writing.is_in_place(bare) or kwargs.get("inplace"):
         return writing.by_name(bare, args, kwargs, function, span)
     kwargs = {k: v for k, v in kwargs.items() if k not in ("inplace", "out")}
