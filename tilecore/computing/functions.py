@@ -37,8 +37,7 @@ ALIASES: Mapping[str, str] = MappingProxyType({
     "swapaxes": "transpose", "swapdims": "transpose",
     "moveaxis": "movedim", "view": "reshape", "float_power": "pow",
     "linalg_vector_norm": "vector_norm", "rint": "round", "fix": "trunc",
-    **{f"bitwise_{op}": f"logical_{op}" for op in LOGIC}, "and": "logical_and",
-    "or": "logical_or", "xor": "logical_xor", "invert": "logical_not",
+    "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "invert": "bitwise_not",
 })  # fmt: skip
 
 
@@ -73,12 +72,14 @@ def _comparison(op: str) -> Function:
     return function
 
 
-def _logic(op: str) -> Function:
+def _logic(op: str, refused: type[TypeMismatch]) -> Function:
+    """Return a function of truth; ``refused``: what numbers are, of which torch may know it."""
+
     def function(span: SourceSpan, *given: Value) -> Value:
         for x in given:
             if not isinstance(x, Node) or x.dtype != "bool":
                 found = x.dtype if isinstance(x, Node) else type(x).__name__
-                raise TypeMismatch(expected="comparisons", found=found)
+                raise refused(expected="comparisons", found=found)
         return pointwise(op, *given, span=span, dtype="bool")
 
     return function
@@ -89,15 +90,16 @@ def _operand(value: Value) -> Any:
     if isinstance(value, Node):
         return value
     if isinstance(value, bool) or not isinstance(value, int | float | Extent):
-        raise TypeMismatch(expected="a tensor or a number", found=type(value).__name__)
+        refused = OfTorch if isinstance(value, bool | complex) else TypeMismatch
+        raise refused(expected="a tensor or a number", found=type(value).__name__)
     return value
 
 
-def _where(span: SourceSpan, condition: Node, a: Value, b: Value) -> Node:
+def _where(span: SourceSpan, condition: Node, input: Value, other: Value) -> Node:
     """Return one of two values; of two integers an integer, as torch does."""
     if condition.dtype != "bool":
         raise TypeMismatch(expected="a comparison as condition", found=condition.dtype)
-    given = [_operand(a), _operand(b)]
+    given = [_operand(input), _operand(other)]
     floats = [x for x in given if isinstance(x, Node) and x.dtype in FLOATS]
     if floats or any(isinstance(x, float) for x in given):
         dtype = graph.common_dtype(floats)
@@ -107,7 +109,7 @@ def _where(span: SourceSpan, condition: Node, a: Value, b: Value) -> Node:
             is_tensor = isinstance(x, Node)
             if not (x.dtype == INTEGER if is_tensor else -MOST_EXACT <= x <= MOST_EXACT):
                 found = x.dtype if is_tensor else x
-                raise TypeMismatch(
+                raise OfTorch(
                     expected=f"numbers, or integers up to {MOST_EXACT}, to choose from",
                     found=found, hint="write them with a point: 1.0",
                 )  # fmt: skip
@@ -243,7 +245,7 @@ def _extreme(op: str, of_two: str) -> Function:
 def _softmax(
     span: SourceSpan,
     x: Node,
-    dim: int = -1,
+    dim: int | None = None,
     dtype: Any = None,
     *,
     axis: int | None = None,
@@ -252,19 +254,26 @@ def _softmax(
     if dtype is not None:
         x = _to(span, x, dtype)
     need_floats("softmax", x, span=span)
-    ((at,), last) = axes_of(x, dim if axis is None else axis), len(x.shape) - 1
+    if not x.shape:
+        return graph.reshaped(_softmax(span, graph.reshaped(x, (1,), span)), (), span)
+    (at,), last = axes_of(x, _axis_of_softmax(x, dim if axis is None else axis)), len(x.shape) - 1
     if at == last:
         return Node("softmax", "softmax", (x,), x.shape, x.dtype, span=span)
-    found = _softmax(span, views.transpose(span, x, at, last))
+    found = _softmax(span, views.transpose(span, x, at, last), last)
     return views.transpose(span, found, at, last)
 
 
+def _axis_of_softmax(x: Node, dim: int | None) -> int:
+    """Return along which axis a softmax is; torch's own choice where none is named."""
+    return (0 if len(x.shape) in (0, 1, 3) else 1) if dim is None else dim
+
+
 def _log_softmax(
-    span: SourceSpan, x: Node, dim: int = -1, dtype: Any = None, *, _stacklevel: int = 3
+    span: SourceSpan, x: Node, dim: int | None = None, dtype: Any = None, *, _stacklevel: int = 3
 ) -> Node:
     if dtype is not None:
         x = _to(span, x, dtype)
-    axes = axes_of(x, dim)
+    axes = axes_of(x, _axis_of_softmax(x, dim))
     top = reduced("amax", x, axes, True, span)
     low = pointwise("sub", x, top, span=span)
     total = reduced("sum", pointwise("exp", low, span=span), axes, True, span)
@@ -274,7 +283,8 @@ def _log_softmax(
 # --- products -----------------------------------------------------------------------------------
 
 
-def _matmul(span: SourceSpan, a: Node, b: Node) -> Node:
+def _matmul(span: SourceSpan, input: Node, other: Node) -> Node:
+    a, b = input, other
     if not isinstance(a, Node) or not isinstance(b, Node) or not a.shape or not b.shape:
         raise TypeMismatch(expected="two tensors with axes", found="a number")
     left = graph.reshaped(a, (1, *a.shape), span) if len(a.shape) == 1 else a
@@ -294,12 +304,12 @@ def _linear(span: SourceSpan, x: Node, weight: Node, bias: Node | None = None) -
 
 
 def _addmm(
-    span: SourceSpan, bias: Node, a: Node, b: Node, *, beta: float = 1, alpha: float = 1
+    span: SourceSpan, input: Node, mat1: Node, mat2: Node, *, beta: float = 1, alpha: float = 1
 ) -> Node:
-    found = _matmul(span, a, b)
+    found = _matmul(span, mat1, mat2)
     if alpha != 1:
         found = pointwise("mul", found, float(alpha), span=span)
-    scaled = bias if beta == 1 else pointwise("mul", bias, float(beta), span=span)
+    scaled = input if beta == 1 else pointwise("mul", input, float(beta), span=span)
     return pointwise("add", found, scaled, span=span)
 
 
@@ -474,7 +484,7 @@ OF_ALL = (
 )  # fmt: skip
 OF_TRUTH = (
     "where", "masked_fill", "scaled_dot_product_attention", *CONVERSIONS,
-    *(f"logical_{op}" for op in LOGIC),
+    *(f"{kind}_{op}" for kind in ("logical", "bitwise") for op in LOGIC),
 )  # fmt: skip
 FUNCTIONS: Mapping[str, Function] = MappingProxyType({
     **composites.FUNCTIONS, **norms.FUNCTIONS, **losses.FUNCTIONS,
@@ -482,7 +492,8 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType({
     **{op: _binary(op) for op in BINARY},
     "add": _sum("add"), "sub": _sum("sub"),
     **{op: _comparison(op) for op in COMPARISONS},
-    **{f"logical_{op}": _logic(op) for op in LOGIC},
+    **{f"logical_{op}": _logic(op, OfTorch) for op in LOGIC},
+    **{f"bitwise_{op}": _logic(op, TypeMismatch) for op in LOGIC},
     **{op: _reduction(op) for op in ("sum", "mean", "amax", "amin")},
     "max": _extreme("amax", "maximum"), "min": _extreme("amin", "minimum"),
     "where": _where, "masked_fill": _masked_fill, "dropout": _dropout,

@@ -15,6 +15,8 @@ from tilecore.computing.graph import CUT, FLOATS, Node, is_cut
 from tilecore.computing.operands import device, input_of, is_tensor
 from tilecore.computing.storage import View
 
+BEFORE_INPUT = ("condition", "sorted_sequence", "n")  # in signatures of torch
+
 
 def tensors_of(value: Any) -> Iterator[Any]:
     """Return the tensors in some values, at any depth."""
@@ -46,6 +48,15 @@ def is_of_torch(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bo
         return True
     found = kinds(given) - set(CUT if name in CONVERSIONS else ())
     return bool(found - {"bool"} if name in OF_TRUTH else found)
+
+
+def by_place(
+    args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Return arguments with the tensor in front that most functions of torch call ``input``."""
+    if args or "input" not in kwargs or any(name in kwargs for name in BEFORE_INPUT):
+        return args, kwargs
+    return (kwargs["input"],), {k: v for k, v in kwargs.items() if k != "input"}
 
 
 def converted_to(

@@ -18,6 +18,7 @@ from tilecore.computing import calls, each, operands, views
 from tilecore.computing.extents import Extent, varies
 from tilecore.computing.functions import ALIASES, FUNCTIONS
 from tilecore.computing.given import (
+    by_place,
     converted_to,
     is_dense,
     is_of_torch,
@@ -198,6 +199,14 @@ class Traced(View):
 
         writing.assign(self, index, value, caller())
 
+    def where(self, condition: Any, other: Any) -> Any:
+        """Return it, and elsewhere something else."""
+        if device() is None:
+            raise unknown("ndarray.where")
+        import torch
+
+        return called("where", (condition, self, other), {}, torch.where)
+
     def __neg__(self) -> Any:
         return called("neg", (self,), {})
 
@@ -335,6 +344,7 @@ def called(
     span = caller()
     _need_reading(args)
     bare = name[2:-2] if name.startswith("__") else name
+    args, kwargs = by_place(args, kwargs)
     if kwargs.get("out") is not None:
         raise UnsupportedSyntax(
             expected="operations that return new tensors", found=f"`{name}` with out=", span=span,
@@ -351,8 +361,14 @@ def called(
             return args[0] if isinstance(args[0], Traced) else _viewed("detach", args[0], (), {})
         bare = "clone" if len(args) == 1 else bare
     found = _of_memory(bare, args, kwargs)
-    if found is not None:
-        return found
+    return _called(name, bare, args, kwargs, function, span) if found is None else found
+
+
+def _called(
+    name: str, bare: str, args: Sequence[Any], kwargs: Mapping[str, Any],
+    function: Callable[..., Any] | None, span: SourceSpan,
+) -> Any:  # fmt: skip
+    """Return what a function makes of elements: one of ours, or torch's on whole tensors."""
     own = ALIASES.get(bare, bare)
     if own == "cat":
         args = (*map(_with_elements, args[:1]), *args[1:])
@@ -364,7 +380,7 @@ def called(
     if own in FUNCTIONS and not is_of_torch(own, args, kwargs):
         try:
             made = _computed(own, args, kwargs, span)
-        except OfTorch:
+        except (OfTorch, _Unmatched):
             if of_torch is None:
                 raise
         else:
@@ -413,7 +429,7 @@ def _computed(own: str, args: Sequence[Any], kwargs: Mapping[str, Any], span: So
             span, *map(node_of, args), **{k: node_of(v) for k, v in kwargs.items()}
         )
     except TypeError as error:
-        raise UnsupportedSyntax(
+        raise _Unmatched(
             expected=f"arguments that computations know of `{own}`", found=str(error), span=span
         ) from error
     except TileError as error:
@@ -541,6 +557,10 @@ def _method(
     takes_numbers = callable(of_python) and not kwargs and len(args) <= 2  # on the left, too
     found: Callable[..., Any] | None = of_python if takes_numbers else None
     return found or getattr(torch.Tensor, name, None)
+
+
+class _Unmatched(UnsupportedSyntax):
+    """Arguments that a function of ours does not take; torch's may."""
 
 
 class _Unknown(UnsupportedSyntax, AttributeError):
