@@ -245,6 +245,15 @@ def test_numbers_that_float32_does_not_have(target):
         torch.testing.assert_close(ours, theirs, equal_nan=True)
 
 
+@pytest.mark.parametrize("target", ["llvm", "emulated h100"])
+def test_what_is_divided_by_zero(target):
+    """The compiler refused a constant 0."""
+    x = torch.tensor([-1.0, 0.0, 2.0, math.nan])
+    for function in (lambda x: x / 0, lambda x: x / -0.0, lambda x: 1 / (x * 0), lambda x: 0 / x):
+        found = tilecore.compute(function, target=target)(x)
+        torch.testing.assert_close(found, function(x), equal_nan=True)
+
+
 def test_variances_and_sums_of_exponentials():
     x = torch.randn(3, 5, 70) * 9 + 40
     check(lambda x: (x.logsumexp(-1), torch.logsumexp(x, (0, 2), keepdim=True)), x)
