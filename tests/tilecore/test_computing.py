@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import tilecore
-from tilecore.computing.plan import Launch
+from tilecore.computing.plan import Called, Launch
 from tilecore.errors import ShapeMismatch, TileError, TypeMismatch, UnsupportedSyntax
 
 BFLOAT16, FLOAT16 = torch.bfloat16, torch.float16
@@ -293,6 +293,30 @@ def test_attention_by_hand_with_masks_and_grouped_queries():
     )  # fmt: skip
 
 
+LETTERS = {  # equations, with shapes, how many kernels, and calls of torch
+    "...ij,...jk->...ik": ([(2, 3, 4, 5), (2, 3, 5, 6)], 1, 0),
+    "...ij,jk->...ik": ([(2, 3, 4, 5), (5, 6)], 1, 0),
+    "...i,i": ([(2, 3, 4), (4,)], 1, 0),
+    "bj, ij": ([(3, 4), (5, 4)], 1, 0),
+    "ijk->kj": ([(3, 4, 5)], 1, 0),
+    "i...j->j...i": ([(2, 3, 4)], 0, 0),
+    "ij,kl->ki": ([(3, 4), (5, 6)], 3, 0),  # each summed first
+    "bd,bn->bdn": ([(3, 4), (3, 5)], 1, 0),  # no product of matrices
+    "bi,oij,bj->bo": ([(3, 4), (6, 4, 5), (3, 5)], 2, 0),
+    "ab,ab,ab->b": ([(3, 4)] * 3, 2, 0),
+    "ii->i": ([(3, 3)], 0, 1),
+    "...ij, ...jk->...ik": ([(2, 1, 4, 5), (1, 3, 5, 6)], 0, 1),  # which broadcast
+}
+
+
+@pytest.mark.parametrize("equation", LETTERS)
+def test_letters_name_axes_as_in_torch(equation):
+    shapes, kernels, calls = LETTERS[equation]
+    given = [torch.randn(shape) for shape in shapes]
+    found = check(lambda *given: torch.einsum(equation, *given), *given, kernels=kernels)
+    assert sum(isinstance(step, Called) for step in found.plan(*given).steps) == calls
+
+
 @pytest.mark.parametrize("is_turned", [False, True])
 def test_attention_by_letters_is_one_kernel(is_turned):
     """The axes of heads and rows either way."""
@@ -543,7 +567,8 @@ def asks_for_elements(x, y):
         (lambda x, y: 3, TypeMismatch, "to return tensors"),
         (lambda x, y: x + "1", TypeMismatch, "a tensor or a number"),
         (lambda x, y: F.scaled_dot_product_attention(x, x, x, None, 1), UnsupportedSyntax, "drop"),
-        (lambda x, y: torch.einsum("ii,ij->j", x, y), UnsupportedSyntax, "one letter per axis"),
+        (lambda x, y: torch.einsum("ii,ij->j", x, y), UnsupportedSyntax, "`einsum`"),
+        (lambda x, y: np.einsum("ii->i", x), TypeMismatch, "one letter per axis"),
     ],
 )  # fmt: skip
 def test_what_it_does_not_know_is_told_with_its_line(function, error, said):

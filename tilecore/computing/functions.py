@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from tilecore.computing import calls, composites, graph, losses, norms, views
+from tilecore.computing import calls, composites, graph, letters, losses, norms, views
 from tilecore.computing.extents import Extent
 from tilecore.computing.graph import CUT, FLOATS, INTEGER, Node, OfTorch, need_floats, pointwise
 from tilecore.computing.reductions import reduced
@@ -407,49 +407,6 @@ def _without_repeats(x: Node) -> Node:
     return graph.reshaped(once, (*lead, heads, rows, columns), x.span)
 
 
-def _einsum(span: SourceSpan, equation: str, *operands: Any) -> Node:
-    """Return a product of two tensors whose letters are batch, rows, columns or summed over."""
-    given = operands[0] if len(operands) == 1 and isinstance(operands[0], list) else operands
-    if len(given) != 2 or "." in equation or "->" not in equation:
-        raise UnsupportedSyntax(expected="einsum('...->...', a, b) of two tensors", found=equation)
-    inputs, out = equation.replace(" ", "").split("->")
-    names = inputs.split(",")
-    a, b = given
-    if len(names) != 2 or any(
-        len(set(n)) != len(n) or len(n) != len(x.shape) for n, x in zip(names, given, strict=True)
-    ):
-        raise UnsupportedSyntax(expected="one letter per axis, each once", found=equation)
-    left, right = names
-    batch = [c for c in out if c in left and c in right]
-    rows = [c for c in out if c in left and c not in right]
-    columns = [c for c in out if c in right and c not in left]
-    summed = [c for c in left if c in right and c not in out]
-    if len(batch) + len(rows) + len(columns) != len(out) or len(set(left + right)) != len(
-        set(out) | set(summed)
-    ):
-        raise UnsupportedSyntax(
-            expected="letters of the result in one operand, others in both", found=equation
-        )
-    extent = dict(zip(left + right, (*a.shape, *b.shape), strict=True))
-    first = _grouped(span, a, left, (batch, rows, summed), extent)
-    second = _grouped(span, b, right, (batch, columns, summed), extent)
-    found = graph.product(first, views.transpose(span, second, -1, -2), span)
-    whole = graph.reshaped(found, [extent[c] for c in (*batch, *rows, *columns)], span)
-    order = [*batch, *rows, *columns]
-    return graph.permuted(whole, [order.index(c) for c in out], span)
-
-
-def _grouped(
-    span: SourceSpan, x: Node, letters: str, groups: Sequence[Sequence[str]],
-    extent: Mapping[str, int],
-) -> Node:  # fmt: skip
-    """Return a tensor of (batch..., rows, summed) with the letters of each group together."""
-    order = [c for group in groups for c in group]
-    turned = graph.permuted(x, [letters.index(c) for c in order], span)
-    sizes = [math.prod(extent[c] for c in group) for group in groups[1:]]
-    return graph.reshaped(turned, [*(extent[c] for c in groups[0]), *sizes], span)
-
-
 def _join(name: str) -> Function:
     def function(
         span: SourceSpan, tensors: Sequence[Node], dim: int = 0, *, axis: int | None = None
@@ -508,8 +465,8 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType({
     "softmax": _softmax, "log_softmax": _log_softmax,
     "matmul": _matmul, "linear": _linear, "addmm": _addmm,
     "grouped_mm": _grouped_mm,
-    "scaled_dot_product_attention": _attention, "einsum": _einsum, "transpose": views.transpose,
-    "t": views.turned, "permute": views.permute, "reshape": views.reshape,
+    "scaled_dot_product_attention": _attention, "einsum": letters.einsum,
+    "transpose": views.transpose, "t": views.turned, "permute": views.permute, "reshape": views.reshape,
     "unsqueeze": views.unsqueeze, "squeeze": views.squeeze, "flatten": views.flatten,
     "chunk": views.chunk, "split": views.split, "split_with_sizes": views.split,
     "unbind": views.unbind, "select": views.select, "narrow": views.narrow,
