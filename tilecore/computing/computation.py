@@ -55,7 +55,7 @@ from tilecore.gpu_target import GpuTarget
 from tilecore.jit_calls import likeness
 from tilecore.runtime.memo import Memo
 from tilecore.target import parse_target
-from tilecore.torch_trace import is_traced, labelled
+from tilecore.torch_trace import is_autocast, is_traced, labelled
 
 _LOG = logging.getLogger("tilecore.computing")
 
@@ -90,7 +90,7 @@ class Computation:
 
         Lists, dicts and objects may hold tensors; what the function does to them is done to them.
         Where torch keeps gradients, that of the results is torch's own of the function. Where a
-        tensor has no elements, the function itself computes.
+        tensor has no elements, and within ``torch.autocast``, the function itself computes.
 
         Raises:
             UnsupportedSyntax: an operation that computations do not have (TC101).
@@ -100,7 +100,7 @@ class Computation:
             from tilecore.computing import torch_calls
 
             return torch_calls.call(self, args, kwargs)
-        if reading_now():  # it is part of what is read
+        if reading_now() or is_autocast():  # it is part of what is read, or torch converts
             return self.function(*args, **kwargs)
         like, variant = likeness(args, kwargs, ()), self._variants.now()
         known = variant.calls.get(like)

@@ -41,6 +41,7 @@ from tilecore.computing.operands import (
 )
 from tilecore.computing.storage import CALLERS, Storage, View
 from tilecore.errors import SourceSpan, TileError, TypeMismatch, UnsupportedSyntax
+from tilecore.torch_trace import is_autocast
 
 # Of NumPy's functions (its ufuncs apart) those that mean what torch's of that name do.
 OF_NUMPY = (
@@ -408,10 +409,19 @@ def _by_torch(
 
 
 def _need_reading(args: Sequence[Any]) -> None:
-    """Refuse tensors that were kept from another reading; those in lists are when they are read."""
+    """Refuse tensors that were kept from another reading; those in lists are when they are read.
+
+    Raises:
+        UnsupportedSyntax: of such tensors; torch would convert them, too (TC101).
+    """
     for value in args:
         if isinstance(value, Traced):
             value.memory.need_reading()
+    if is_autocast():
+        raise UnsupportedSyntax(
+            expected="a computation that converts tensors itself", found="torch.autocast",
+            span=caller(), hint="write x.bfloat16(), or call the computation within autocast",
+        )  # fmt: skip
 
 
 def _with_elements(parts: Any) -> Any:
