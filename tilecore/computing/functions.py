@@ -7,7 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from tilecore.computing import calls, composites, graph, letters, losses, norms, views
+from tilecore.computing import (
+    arithmetic,
+    calls,
+    composites,
+    graph,
+    letters,
+    losses,
+    norms,
+    picked,
+    views,
+)
 from tilecore.computing.extents import Extent
 from tilecore.computing.graph import CUT, FLOATS, INTEGER, Node, OfTorch, need_floats, pointwise
 from tilecore.computing.reductions import reduced
@@ -437,6 +447,7 @@ CONVERSIONS = ("to", "type", "type_as", "astype", "float", "half", "bfloat16", *
 OF_ALL = (
     "transpose", "t", "permute", "reshape", "unsqueeze", "squeeze", "flatten", "chunk", "split",
     "contiguous", "clone", "detach", "cat", "stack", "grouped_mm", "cross_entropy",
+    "nll_loss", "gather",
     *views.ALWAYS, *views.MAYBE,
 )  # fmt: skip
 OF_TRUTH = (
@@ -444,7 +455,7 @@ OF_TRUTH = (
     *(f"{kind}_{op}" for kind in ("logical", "bitwise") for op in LOGIC),
 )  # fmt: skip
 FUNCTIONS: Mapping[str, Function] = MappingProxyType({
-    **composites.FUNCTIONS, **norms.FUNCTIONS, **losses.FUNCTIONS,
+    **arithmetic.FUNCTIONS, **composites.FUNCTIONS, **norms.FUNCTIONS, **losses.FUNCTIONS,
     **{op: _unary(op) for op in UNARY},
     **{op: _binary(op) for op in BINARY},
     "add": _sum("add"), "sub": _sum("sub"),
@@ -464,6 +475,7 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType({
     "round": _round, "frac": _frac, "sign": _sign,
     "softmax": _softmax, "log_softmax": _log_softmax,
     "matmul": _matmul, "linear": _linear, "addmm": _addmm,
+    "baddbmm": _addmm, "gather": picked.gather,
     "grouped_mm": _grouped_mm,
     "scaled_dot_product_attention": _attention, "einsum": letters.einsum,
     "transpose": views.transpose, "t": views.turned, "permute": views.permute,

@@ -61,6 +61,7 @@ OF_NUMPY = (
 )
 # Functions that return their argument where they have nothing to do; of torch also in place.
 SAME = ("to", "type", "float", "half", "bfloat16", "dropout")
+VARIANCES = ("var", "std", "var_mean", "std_mean")
 TURNED = ("einsum", "scaled_dot_product_attention")  # whose results torch lays out otherwise
 LAID = ("matmul", "linear", "addmm")  # ... and as rows, whatever it was given
 
@@ -375,7 +376,11 @@ def _called(
         args = (*map(_with_elements, args[:1]), *args[1:])
     else:
         need_elements(*(v.node for v in (*args, *kwargs.values()) if isinstance(v, Traced)))
-    if own in ("var", "std") and device() is not None and not says_correction(args, kwargs):
+    if (
+        own in ("var", "std", "var_mean", "std_mean")
+        and device() is not None
+        and not says_correction(args, kwargs)
+    ):
         kwargs = {**kwargs, "correction": 1}  # of NumPy it is 0
     of_torch = function or _method(bare, args, kwargs)
     if own in FUNCTIONS and not is_of_torch(own, args, kwargs):
