@@ -20,7 +20,7 @@ from tilecore.compile_ahead import HELPER
 from tilecore.computing import arrays, columns, decode, grouped, long_rows, products, rows
 from tilecore.computing.extents import varies
 from tilecore.computing.fusion import Group, steps
-from tilecore.computing.graph import Node, consumers, ordered
+from tilecore.computing.graph import Node, consumers, ordered, rewritten
 from tilecore.computing.held import Changing, Held
 from tilecore.computing.operands import input_of, need_elements
 from tilecore.computing.operands import reading as reading_now
@@ -49,6 +49,7 @@ from tilecore.computing.text import Program
 from tilecore.computing.trees import Arguments, Outcome, Passed
 from tilecore.computing.variants import Variant, Variants
 from tilecore.computing.varying import Family, Layout, layouts_of
+from tilecore.computing.windows import in_its_place
 from tilecore.errors import TypeMismatch
 from tilecore.frontend.signature import bound_call
 from tilecore.gpu_target import GpuTarget
@@ -327,7 +328,7 @@ class Computation:
             )
         from tilecore.computing import creation  # which needs torch
 
-        roots = creation.settled(nodes)
+        roots = _in_their_places(creation.settled(nodes), outcome, inputs)
         owners = [_owner(r) for r in found]
         need_elements(*roots)
         is_on_gpu = self._alignment > 1
@@ -425,6 +426,19 @@ def _unnamed(text: str, name: str, program: Program) -> str:
         p.name: f"#{i}" for i, p in enumerate(program.inputs)
     }
     return re.sub(r"\w+", lambda word: names.get(word[0], word[0]), text)
+
+
+def _in_their_places(
+    roots: Sequence[Node], outcome: Outcome, inputs: Mapping[str, Node]
+) -> list[Node]:  # fmt: skip
+    """Return results of which those that arguments become are written to these, if they can be."""
+    found = list(roots)
+    for name, number in outcome.writes.items():
+        old = found[number]
+        new = in_its_place(old, inputs[name])
+        if new is not old:
+            found = rewritten(found, lambda node, old=old, new=new: new if node is old else node)
+    return found
 
 
 def _owner(result: Traced) -> int | None:
