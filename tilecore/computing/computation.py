@@ -435,10 +435,13 @@ def _in_their_places(
     found = list(roots)
     for name, number in outcome.writes.items():
         old = found[number]
-        new = in_its_place(old, inputs[name])
-        if new is not old:
-            found = rewritten(found, lambda node, old=old, new=new: new if node is old else node)
+        in_place = {old: in_its_place(old, inputs[name])}
+        found = rewritten(found, functools.partial(_of_others, in_place))
     return found
+
+
+def _of_others(others: Mapping[Node, Node], node: Node) -> Node:
+    return others.get(node, node)
 
 
 def _owner(result: Traced) -> int | None:

@@ -70,6 +70,11 @@ def _is_real(value: Any) -> bool:
     return isinstance(value, float) or str(getattr(value, "dtype", "")) in REAL
 
 
+def is_of_other_type(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a view is one of the same bits as another element type."""
+    return "dtype" in kwargs or any(type(a).__name__ == "dtype" for a in args)
+
+
 def converted_to(
     args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:

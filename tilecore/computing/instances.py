@@ -93,6 +93,10 @@ class TracedTensor(Traced, torch.Tensor):  # type: ignore[misc]
             return None
         raise unknown("Tensor.grad_fn")
 
+    def numpy(self, *, force: bool = False) -> Any:
+        """Return its elements, where no argument decides on them."""
+        return self.elements.numpy(force=force)
+
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         _ = copy
         return np.asarray(self.elements.numpy(), dtype)

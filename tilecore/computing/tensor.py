@@ -21,6 +21,7 @@ from tilecore.computing.given import (
     by_place,
     converted_to,
     is_dense,
+    is_of_other_type,
     is_of_torch,
     is_plain,
     kinds,
@@ -61,6 +62,7 @@ OF_NUMPY = (
 )
 # Functions that return their argument where they have nothing to do; of torch also in place.
 SAME = ("to", "type", "float", "half", "bfloat16", "dropout")
+OF_GRADIENTS = ("backward", "grad")
 VARIANCES = ("var", "std", "var_mean", "std_mean")
 TURNED = ("einsum", "scaled_dot_product_attention")  # whose results torch lays out otherwise
 LAID = ("matmul", "linear", "addmm")  # ... and as rows, whatever it was given
@@ -401,6 +403,11 @@ def _by_torch(
     kwargs: Mapping[str, Any], span: SourceSpan,
 ) -> Any:  # fmt: skip
     """Return what a function of torch makes of nodes."""
+    if name in OF_GRADIENTS:
+        raise UnsupportedSyntax(
+            expected="a computation whose gradient is taken outside of it", found=f"`{name}`",
+            span=span, hint="call backward() of what it returns",
+        )  # fmt: skip
     if function is None:
         bare = name[2:-2] if name.startswith("__") else name
         if ALIASES.get(bare, bare) not in FUNCTIONS:
@@ -458,7 +465,8 @@ def _of_memory(bare: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
     """Return views, copies, and tensors that are created; None: a function does something else."""
     if bare == "clone" and isinstance(args[0], Traced):
         return _clone(args[0], kwargs)
-    if bare in (*views.ALWAYS, *views.MAYBE):
+    is_view = bare in (*views.ALWAYS, *views.MAYBE)
+    if is_view and not (bare == "view" and is_of_other_type(args[1:], kwargs)):
         return _viewed(bare, args[0], args[1:], kwargs)
     return _created(bare, args, kwargs)
 
