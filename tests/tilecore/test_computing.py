@@ -548,7 +548,6 @@ def asks_for_elements(x, y):
         (lambda x, y: x[3:], ShapeMismatch, "expected elements"),
         (lambda x, y: F.layer_norm(x, (3,)), ShapeMismatch, "the last axes"),
         (lambda x, y: F.scaled_dot_product_attention(x, y[:, :2], y), ShapeMismatch, "attention"),
-        (lambda x, y: torch.fft.fft(x), TypeMismatch, "found complex64"),
         (lambda x, y: x.frobenius(), UnsupportedSyntax, "`Tensor.frobenius`"),
         (lambda x, y: np.add.reduce(x), UnsupportedSyntax, "numpy.add.reduce"),
         (lambda x, y: x.permute(0, 0), ShapeMismatch, "each axis"),

@@ -19,8 +19,8 @@ from tilecore.computing.extents import Extent, varies
 from tilecore.computing.graph import CUT, FLOATS, Node, Shape, broadcast
 from tilecore.errors import ShapeMismatch, SourceSpan, TypeMismatch, UnsupportedSyntax
 
-INPUTS = (*FLOATS, "bool", *CUT)
-RESULTS = (*INPUTS, "float64")
+INPUTS = (*FLOATS, "bool", *CUT, "complex64")
+RESULTS = (*INPUTS, "float64", "complex128")
 
 
 ShapeOf = Callable[["Call", Sequence[Shape], SourceSpan], Shape]
