@@ -98,6 +98,16 @@ def test_transposed_operands_are_read_as_they_lie():
           torch.randn(2, 3, 9, 24), scaled(2, 3, 24, 11).mT.contiguous(), kernels=2)  # fmt: skip
 
 
+def test_kernels_repeat_plain_arithmetic_of_what_is_stored():
+    """It is no more to read, and nothing is written; of what takes time it is stored."""
+    x, y, w = torch.randn(33, 70), torch.randn(33, 70), torch.rand(70) + 1
+    check(lambda x, w: ((x * w - 1).softmax(-1), (x * w - 1) * 2), x, w, kernels=2)
+    check(lambda x, w: ((x * w).exp().sum(0), (x * w).exp() * 2), x, w, kernels=3)
+    check(lambda x, y: ((x + y) * 2, (x + y).sum(-1)), x, y, kernels=3)
+    check(lambda x, y: ((x + y) * y * 2, (x + y).sum(-1)), x, y, kernels=2)  # one reads y anyway
+    check(lambda x, y: ((x - y).relu(), (x - y).sum(-1), (x - y) @ y.T), x, y, kernels=4)
+
+
 def test_rows_are_one_kernel():
     x, w, b = torch.randn(4, 33, 70), torch.randn(70), torch.randn(70)
     check(lambda x: torch.softmax(x, -1), x, kernels=1)
