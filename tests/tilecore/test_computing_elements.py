@@ -134,3 +134,22 @@ def test_picked_elements_have_torchs_gradient():
     (found,) = torch.autograd.grad(tilecore.compute(chosen)(x, ids).sum(), x)
     (wanted,) = torch.autograd.grad(chosen(x, ids).sum(), x)
     torch.testing.assert_close(found, wanted)
+
+
+# --- the largest elements along an axis -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("function", "kernels", "calls"),
+    [
+        (lambda x: x - x.max(-1, keepdim=True)[0].detach(), 1, 0),
+        (lambda x: torch.min(x, dim=0).values * 2, None, 0),
+        (lambda x: (lambda values, at: (values * 2, at))(*x.max(1)), 1, 2),  # both are read
+        (lambda x: torch.max(x, 1).indices, 0, 1),
+        (lambda x: (x > 0).max(1)[0], 1, 1),
+    ],
+)
+def test_extremes_whose_positions_nobody_reads_are_reductions(function, kernels, calls):
+    x = torch.randn(9, 70)
+    x[3, 5] = math.nan
+    agrees(function, x, kernels=kernels, calls=calls)

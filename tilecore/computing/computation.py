@@ -47,6 +47,7 @@ from tilecore.computing.storage import CALLERS
 from tilecore.computing.tensor import Deciding, Traced, argument, need_tensors, reading, real
 from tilecore.computing.text import Program
 from tilecore.computing.trees import Arguments, Outcome, Passed
+from tilecore.computing.unread import without_positions
 from tilecore.computing.variants import Variant, Variants
 from tilecore.computing.varying import Family, Layout, layouts_of
 from tilecore.computing.windows import in_its_place
@@ -328,7 +329,8 @@ class Computation:
             )
         from tilecore.computing import creation  # which needs torch
 
-        roots = _in_their_places(creation.settled(nodes), outcome, inputs)
+        roots = without_positions(creation.settled(nodes))
+        roots = _in_their_places(roots, outcome, inputs)
         owners = [_owner(r) for r in found]
         need_elements(*roots)
         is_on_gpu = self._alignment > 1
