@@ -30,6 +30,12 @@ def is_traced() -> bool:
     return torch is not None and torch.compiler.is_compiling()
 
 
+def is_autocast() -> bool:
+    """Return whether torch converts what it computes with (``torch.autocast``)."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch._C._is_any_autocast_enabled())
+
+
 def untraced(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Return ``function(*args, **kwargs)``, run rather than traced: the graph breaks here."""
     import torch

@@ -311,3 +311,39 @@ def test_modules_that_train_are_refused():
         with pytest.raises(UnsupportedSyntax, match=r"known statistics|no random numbers"):
             tilecore.compute(module)(x)
         torch.testing.assert_close(tilecore.compute(module.eval())(x), module(x))
+
+
+# --- complex numbers ------------------------------------------------------------------------------
+
+
+def rotated(x, turns):
+    """Rotary embeddings as Llama's first code has them."""
+    pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * turns).flatten(-2).type_as(x) * 2
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        rotated,
+        lambda x, turns: rotated(x, torch.polar(turns.abs(), turns.angle())),
+        lambda x, turns: torch.fft.irfft(torch.fft.rfft(x, n=16) * turns.sum().real, n=16) + 1,
+        lambda x, turns: torch.fft.fft(x * 2).real + turns.imag.sum(),
+        lambda x, turns: (turns.H @ turns, turns.conj().T[1:] * 1j, (turns + 1).abs() * x[0, 0]),
+        lambda x, turns: (turns * x[..., ::2], turns.real > 0, torch.einsum("ij,ij", turns, turns)),
+    ],
+)
+def test_complex_numbers_are_torchs(function):
+    """They were refused; what is made of their parts is not."""
+    for rows in (3, 5, 6, 7):  # sizes that vary
+        given = torch.randn(rows, 8), torch.randn(rows, 4) + 1j * torch.randn(rows, 4)
+        torch.testing.assert_close(tilecore.compute(function)(*given), function(*given))
+
+
+def test_complex_tensors_are_written_to():
+    x = torch.randn(3, 4) + 1j
+    other = x.clone()
+    found = tilecore.compute(lambda x: (x.mul_(2j), x[:, 0].zero_(), x.abs())[2])(x)
+    other.mul_(2j)[:, 0] = 0
+    torch.testing.assert_close(x, other)
+    torch.testing.assert_close(found, other.abs())

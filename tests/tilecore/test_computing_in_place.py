@@ -324,6 +324,37 @@ def test_arrays_of_numpy_are_written_in_place():
         tilecore.compute(lambda x: np.reshape(x, -1).__iadd__(1))(x)
 
 
+# --- lists of tensors -----------------------------------------------------------------------------
+
+
+def step_of_lists(weights, steps, means):
+    torch._foreach_lerp_(means, steps, 0.5)
+    torch._foreach_add_(weights, means, alpha=-2)
+    torch._foreach_addcmul_(weights, steps, steps, 0.5)
+    torch._foreach_mul_(weights, [0.5, 0.25])
+    torch._foreach_zero_(steps)
+    return [*torch._foreach_neg(weights), *torch._foreach_norm(means, 1)]
+
+
+def test_functions_of_lists_of_tensors_write_to_them():
+    """What they wrote was lost: torch wrote to a tensor of its own."""
+    given = [[whole(3, 4), whole(5)] for _ in range(3)]
+    wanted = [[x.clone() for x in several] for several in given]
+    found = tilecore.compute(step_of_lists)(*given), *given
+    for ours, exact in zip(found, (step_of_lists(*wanted), *wanted), strict=True):
+        assert all(map(torch.equal, ours, exact))
+    with pytest.raises(ShapeMismatch, match="lists of one length"):
+        tilecore.compute(lambda x: torch._foreach_add(x, [x[0]]))(given[0])
+
+
+def test_functions_of_lists_of_tensors_write_to_those_that_are_held():
+    held = [torch.ones(3), torch.ones(2)]
+    computed = tilecore.compute(lambda x: (torch._foreach_mul_(held, x), held[0] + x)[1])
+    for factor in (2, 4, 8):
+        torch.testing.assert_close(computed(torch.tensor(2.0)), torch.full((3,), factor + 2.0))
+    assert held[1].tolist() == [8.0, 8.0]
+
+
 # --- torch's part ---------------------------------------------------------------------------------
 
 

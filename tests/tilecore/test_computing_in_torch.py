@@ -25,6 +25,27 @@ def operands(rows=9, is_double=False):
     return [t.double() if is_double else t for t in found]
 
 
+def test_within_autocast_torch_computes():
+    """Results were float32, whatever it was told."""
+    given, found = operands(), tilecore.compute(hidden)
+    want = found(given[0], given[1:])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        narrow = found(given[0], given[1:])
+        assert torch.equal(narrow, hidden(given[0], given[1:]))
+        assert narrow.dtype == torch.bfloat16
+        with torch.autocast("cpu", enabled=False):
+            assert torch.equal(found(given[0], given[1:]), want)
+
+    @tilecore.compute
+    def itself(x, w, is_on):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_on):
+            return x @ w
+
+    assert itself(*given[:2], False).dtype == torch.float32
+    with pytest.raises(UnsupportedSyntax, match=r"found torch\.autocast"):
+        itself(*given[:2], True)
+
+
 def test_gradients_are_those_of_the_function():
     own, exact = operands(), operands(is_double=True)
     for tensor in (*own, *exact):

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tilecore
 import tilecore.language as T
-from tilecore.errors import ArgumentError, TileError, UnsupportedSyntax
+from tilecore.errors import ArgumentError, TileError, TypeMismatch, UnsupportedSyntax
 
 
 @pytest.fixture(autouse=True)
@@ -458,3 +458,35 @@ def test_rows_of_a_table_that_torch_refuses():
             tilecore.compute(call)(ids)
     with pytest.raises(AssertionError, match="within num_embeddings"):
         tilecore.compute(lambda i: F.embedding(i, table, padding_idx=99))(ids)
+
+
+# --- what is told of what it refuses --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda x: x.sum().backward(), "gradient is taken outside of it, found `backward`"),
+        (lambda x: torch.autograd.grad(x.sum(), x)[0], "taken outside of it, found `grad`"),
+        (lambda x: x.numpy() + 1, "a tensor where Python decides"),
+        (lambda x: x.view(torch.int32).zero_() + x, "may have changed"),
+    ],
+)
+def test_what_is_refused_says_why(function, said):
+    with pytest.raises(UnsupportedSyntax, match=said):
+        tilecore.compute(lambda x: function(x * 1))(torch.randn(3, 4))
+
+
+def test_sparse_tensors_are_refused_by_name():
+    with pytest.raises(TypeMismatch, match=r"`x` of all elements, found torch\.sparse_coo"):
+        tilecore.compute(lambda x: x * 2)(torch.eye(3).to_sparse())
+
+
+def test_bits_as_another_element_type():
+    def nearly(x):
+        guess = (0x5F3759DF - (x.view(torch.int32) >> 1)).view(torch.float32)
+        return guess * (1.5 - 0.5 * x * guess * guess)
+
+    x = torch.rand(3, 8) + 1
+    torch.testing.assert_close(tilecore.compute(nearly)(x), nearly(x))
+    torch.testing.assert_close(tilecore.compute(lambda x: nearly(x + 1))(x), nearly(x + 1))

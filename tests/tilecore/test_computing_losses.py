@@ -140,3 +140,29 @@ def test_losses_on_gpus(target):
     agrees(lambda x, y: F.huber_loss(x, y), x, y, target=target)
     computation = tilecore.compute(F.cross_entropy, target=target)
     torch.testing.assert_close(computation(x, t), F.cross_entropy(x, t))
+
+
+# --- of logarithms --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_logarithms_of_wanted_classes(reduction):
+    x, wanted = torch.randn(9, 33), torch.randint(0, 33, (9,))
+    wanted[2] = -100
+    found = tilecore.compute(lambda x, w: F.nll_loss(x.log_softmax(1), w, reduction=reduction))
+    exact = F.nll_loss(x.double().log_softmax(1), wanted, reduction=reduction)
+    torch.testing.assert_close(found(x, wanted), exact.float())
+    weighted = tilecore.compute(lambda x, w: F.nll_loss(x, w, torch.ones(33)))
+    torch.testing.assert_close(weighted(x, wanted), F.nll_loss(x, wanted))
+
+
+@pytest.mark.parametrize("reduction", ["none", "batchmean", "sum"])
+@pytest.mark.parametrize("log_target", [False, True])
+def test_how_far_shares_are_from_others(reduction, log_target):
+    x, y = torch.randn(9, 33).log_softmax(-1), torch.randn(9, 33).softmax(-1)
+    y[0, :5] = 0
+
+    def function(x, y):
+        return F.kl_div(x, y, reduction=reduction, log_target=log_target)
+
+    torch.testing.assert_close(tilecore.compute(function)(x, y), function(x, y))

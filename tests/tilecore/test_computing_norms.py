@@ -258,3 +258,12 @@ def test_results_keep_their_values():
     x = made(3, 4, 10)
     for ours, wanted in zip(tilecore.compute(function)(x), function(x), strict=True):
         torch.testing.assert_close(ours, wanted)
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("shape", [(3, 8), (3, 8, 5), (3, 8, 12, 14)], ids=str)
+def test_group_norms_take_what_follows(shape, dtype):
+    x, w, b = made(*shape, dtype=dtype), made(8, dtype=dtype), made(8, dtype=dtype)
+    agrees(lambda x, w, b: F.silu(F.group_norm(x, 4, w, b)), x, w, b)
+    agrees(lambda x: F.group_norm(x, 1, eps=1e-3), x)

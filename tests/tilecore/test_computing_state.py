@@ -392,6 +392,27 @@ def test_what_reads_the_old_elements_later_forces_a_copy():
         assert [s.is_in_place for s in called] == [is_in_place]
 
 
+@pytest.mark.parametrize(
+    ("function", "in_place"),
+    [
+        (lambda x, y: (x[:, 2:4].copy_(y), x * 3)[1], [True]),
+        (lambda x, y: x.T[1:3].add_(y[0, 0]).sum(), [True]),
+        (lambda x, y: (x[:, :2].copy_(x[:, 6:]), x.sum(0))[1], [False]),
+        (lambda x, y: (x[:, 1:].copy_(x[:, :-1].clone()), x.sum(0))[1], [False]),
+        (lambda x, y: (x.clone(), x[:, 2:4].copy_(y), x.sum(0))[::2], [False]),
+        (lambda x, y: (x[:, :2].copy_(y), x[:, 6:].copy_(y * 2), x.sum(0))[2], [True]),
+    ],
+)
+def test_slices_of_an_argument_are_written_where_they_lie(function, in_place):
+    """A cache of a fixed length was copied as a whole, there and back, for each token."""
+    x, y = torch.randn(5, 8), torch.randn(5, 2)
+    other, computation = x.clone(), tilecore.compute(function)
+    torch.testing.assert_close(computation(x, y), function(other, y))
+    torch.testing.assert_close(x, other)
+    called = [s for s in computation.plan(x, y).steps if isinstance(s, Called)]
+    assert [s.is_in_place for s in called] == in_place
+
+
 # --- sizes of what torch computes -----------------------------------------------------------------
 
 

@@ -19,8 +19,8 @@ from tilecore.computing.extents import Extent, varies
 from tilecore.computing.graph import CUT, FLOATS, Node, Shape, broadcast
 from tilecore.errors import ShapeMismatch, SourceSpan, TypeMismatch, UnsupportedSyntax
 
-INPUTS = (*FLOATS, "bool", *CUT)
-RESULTS = (*INPUTS, "float64")
+INPUTS = (*FLOATS, "bool", *CUT, "complex64")
+RESULTS = (*INPUTS, "float64", "complex128")
 
 
 ShapeOf = Callable[["Call", Sequence[Shape], SourceSpan], Shape]
@@ -113,8 +113,8 @@ class Call:
     def _in_place(self) -> Any:
         import torch
 
-        if self.function is with_values:
-            return operator.setitem
+        if self.function in IN_PLACE:
+            return IN_PLACE[self.function]
         return getattr(torch.Tensor, f"{self.name}_", None)
 
     @functools.cached_property
@@ -253,6 +253,24 @@ def with_values(x: Any, index: Any, value: Any) -> Any:
     found = x.clone()
     found[index] = value
     return found
+
+
+def with_parts(x: Any, indices: Sequence[Any], *values: Any) -> Any:
+    """Return a tensor of torch with other tensors as some of its parts."""
+    found = x.clone()
+    _put_parts(found, indices, *values)
+    return found
+
+
+def _put_parts(x: Any, indices: Sequence[Any], *values: Any) -> None:
+    for index, value in zip(indices, values, strict=True):
+        x[index] = value
+
+
+# What does to a tensor what a function returns of it.
+IN_PLACE: Mapping[Any, Callable[..., None]] = MappingProxyType(
+    {with_values: operator.setitem, with_parts: _put_parts}
+)
 
 
 def _call(

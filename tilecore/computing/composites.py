@@ -122,8 +122,28 @@ def std(span: SourceSpan, x: Node, *given: Any, **named: Any) -> Node:
     return pointwise("sqrt", var(span, x, *given, **named), span=span)
 
 
-FUNCTIONS: Mapping[str, Callable[..., Node]] = MappingProxyType({
+def var_mean(span: SourceSpan, x: Node, *given: Any, **named: Any) -> list[Node]:
+    """Return the variance, and the mean."""
+    return [var(span, x, *given, **named), _mean(span, x, *given, **named)]
+
+
+def std_mean(span: SourceSpan, x: Node, *given: Any, **named: Any) -> list[Node]:
+    """Return the root of the variance, and the mean."""
+    return [std(span, x, *given, **named), _mean(span, x, *given, **named)]
+
+
+def _mean(
+    span: SourceSpan, x: Node, dim: Any = None, unbiased: bool | None = None,
+    keepdim: bool = False, *, correction: float | None = None,
+) -> Node:  # fmt: skip
+    _ = unbiased, correction
+    axes = axes_of(x, None if isinstance(dim, bool) else dim)
+    return reduced("sum", x, axes, keepdim, span, math.prod(x.shape[a] for a in axes))
+
+
+FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType({
     "softplus": softplus, "log_sigmoid": log_sigmoid, "logsigmoid": log_sigmoid, "mish": mish,
     "elu": elu, "leaky_relu": leaky_relu, "relu6": relu6, "hardsigmoid": hardsigmoid,
     "hardswish": hardswish, "logsumexp": logsumexp, "var": var, "std": std,
+    "var_mean": var_mean, "std_mean": std_mean,
 })  # fmt: skip

@@ -20,7 +20,7 @@ from tilecore.compile_ahead import HELPER
 from tilecore.computing import arrays, columns, decode, grouped, long_rows, products, rows
 from tilecore.computing.extents import varies
 from tilecore.computing.fusion import Group, steps
-from tilecore.computing.graph import Node, consumers, ordered
+from tilecore.computing.graph import Node, consumers, ordered, rewritten
 from tilecore.computing.held import Changing, Held
 from tilecore.computing.operands import input_of, need_elements
 from tilecore.computing.operands import reading as reading_now
@@ -47,15 +47,17 @@ from tilecore.computing.storage import CALLERS
 from tilecore.computing.tensor import Deciding, Traced, argument, need_tensors, reading, real
 from tilecore.computing.text import Program
 from tilecore.computing.trees import Arguments, Outcome, Passed
+from tilecore.computing.unread import without_positions
 from tilecore.computing.variants import Variant, Variants
 from tilecore.computing.varying import Family, Layout, layouts_of
+from tilecore.computing.windows import in_its_place
 from tilecore.errors import TypeMismatch
 from tilecore.frontend.signature import bound_call
 from tilecore.gpu_target import GpuTarget
 from tilecore.jit_calls import likeness
 from tilecore.runtime.memo import Memo
 from tilecore.target import parse_target
-from tilecore.torch_trace import is_traced, labelled
+from tilecore.torch_trace import is_autocast, is_traced, labelled
 
 _LOG = logging.getLogger("tilecore.computing")
 
@@ -90,7 +92,7 @@ class Computation:
 
         Lists, dicts and objects may hold tensors; what the function does to them is done to them.
         Where torch keeps gradients, that of the results is torch's own of the function. Where a
-        tensor has no elements, the function itself computes.
+        tensor has no elements, and within ``torch.autocast``, the function itself computes.
 
         Raises:
             UnsupportedSyntax: an operation that computations do not have (TC101).
@@ -100,7 +102,7 @@ class Computation:
             from tilecore.computing import torch_calls
 
             return torch_calls.call(self, args, kwargs)
-        if reading_now():  # it is part of what is read
+        if reading_now() or is_autocast():  # it is part of what is read, or torch converts
             return self.function(*args, **kwargs)
         like, variant = likeness(args, kwargs, ()), self._variants.now()
         known = variant.calls.get(like)
@@ -327,7 +329,8 @@ class Computation:
             )
         from tilecore.computing import creation  # which needs torch
 
-        roots = creation.settled(nodes)
+        roots = without_positions(creation.settled(nodes))
+        roots = _in_their_places(roots, outcome, inputs)
         owners = [_owner(r) for r in found]
         need_elements(*roots)
         is_on_gpu = self._alignment > 1
@@ -425,6 +428,22 @@ def _unnamed(text: str, name: str, program: Program) -> str:
         p.name: f"#{i}" for i, p in enumerate(program.inputs)
     }
     return re.sub(r"\w+", lambda word: names.get(word[0], word[0]), text)
+
+
+def _in_their_places(
+    roots: Sequence[Node], outcome: Outcome, inputs: Mapping[str, Node]
+) -> list[Node]:  # fmt: skip
+    """Return results of which those that arguments become are written to these, if they can be."""
+    found = list(roots)
+    for name, number in outcome.writes.items():
+        old = found[number]
+        in_place = {old: in_its_place(old, inputs[name])}
+        found = rewritten(found, functools.partial(_of_others, in_place))
+    return found
+
+
+def _of_others(others: Mapping[Node, Node], node: Node) -> Node:
+    return others.get(node, node)
 
 
 def _owner(result: Traced) -> int | None:

@@ -386,7 +386,8 @@ class _Guarding(Mode):
         found = function(*args, **named)
         for tensor in calls.results(found):
             memory = _memory(tensor)
-            if memory not in given or function is torch.ops.aten.lift_fresh.default:
+            is_new = memory and memory not in given
+            if is_new or function is torch.ops.aten.lift_fresh.default:
                 self._made[memory] = StorageWeakRef(tensor.untyped_storage())
         return found
 
@@ -400,7 +401,8 @@ class _Guarding(Mode):
 
 
 def _memory(tensor: Any) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    """Return what tells a tensor's memory from others; 0: it has no single one (it is sparse)."""
+    return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else 0
 
 
 _lock = threading.Lock()

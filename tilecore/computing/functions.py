@@ -7,7 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from tilecore.computing import calls, composites, graph, losses, norms, views
+from tilecore.computing import (
+    arithmetic,
+    calls,
+    composites,
+    graph,
+    letters,
+    losses,
+    norms,
+    picked,
+    views,
+)
 from tilecore.computing.extents import Extent
 from tilecore.computing.graph import CUT, FLOATS, INTEGER, Node, OfTorch, need_floats, pointwise
 from tilecore.computing.reductions import reduced
@@ -37,8 +47,7 @@ ALIASES: Mapping[str, str] = MappingProxyType({
     "swapaxes": "transpose", "swapdims": "transpose",
     "moveaxis": "movedim", "view": "reshape", "float_power": "pow",
     "linalg_vector_norm": "vector_norm", "rint": "round", "fix": "trunc",
-    **{f"bitwise_{op}": f"logical_{op}" for op in LOGIC}, "and": "logical_and",
-    "or": "logical_or", "xor": "logical_xor", "invert": "logical_not",
+    "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "invert": "bitwise_not",
 })  # fmt: skip
 
 
@@ -73,12 +82,14 @@ def _comparison(op: str) -> Function:
     return function
 
 
-def _logic(op: str) -> Function:
+def _logic(op: str, refused: type[TypeMismatch]) -> Function:
+    """Return a function of truth; ``refused``: what numbers are, of which torch may know it."""
+
     def function(span: SourceSpan, *given: Value) -> Value:
         for x in given:
             if not isinstance(x, Node) or x.dtype != "bool":
                 found = x.dtype if isinstance(x, Node) else type(x).__name__
-                raise TypeMismatch(expected="comparisons", found=found)
+                raise refused(expected="comparisons", found=found)
         return pointwise(op, *given, span=span, dtype="bool")
 
     return function
@@ -89,15 +100,16 @@ def _operand(value: Value) -> Any:
     if isinstance(value, Node):
         return value
     if isinstance(value, bool) or not isinstance(value, int | float | Extent):
-        raise TypeMismatch(expected="a tensor or a number", found=type(value).__name__)
+        refused = OfTorch if isinstance(value, bool | complex) else TypeMismatch
+        raise refused(expected="a tensor or a number", found=type(value).__name__)
     return value
 
 
-def _where(span: SourceSpan, condition: Node, a: Value, b: Value) -> Node:
+def _where(span: SourceSpan, condition: Node, input: Value, other: Value) -> Node:
     """Return one of two values; of two integers an integer, as torch does."""
     if condition.dtype != "bool":
         raise TypeMismatch(expected="a comparison as condition", found=condition.dtype)
-    given = [_operand(a), _operand(b)]
+    given = [_operand(input), _operand(other)]
     floats = [x for x in given if isinstance(x, Node) and x.dtype in FLOATS]
     if floats or any(isinstance(x, float) for x in given):
         dtype = graph.common_dtype(floats)
@@ -107,7 +119,7 @@ def _where(span: SourceSpan, condition: Node, a: Value, b: Value) -> Node:
             is_tensor = isinstance(x, Node)
             if not (x.dtype == INTEGER if is_tensor else -MOST_EXACT <= x <= MOST_EXACT):
                 found = x.dtype if is_tensor else x
-                raise TypeMismatch(
+                raise OfTorch(
                     expected=f"numbers, or integers up to {MOST_EXACT}, to choose from",
                     found=found, hint="write them with a point: 1.0",
                 )  # fmt: skip
@@ -243,7 +255,7 @@ def _extreme(op: str, of_two: str) -> Function:
 def _softmax(
     span: SourceSpan,
     x: Node,
-    dim: int = -1,
+    dim: int | None = None,
     dtype: Any = None,
     *,
     axis: int | None = None,
@@ -252,19 +264,26 @@ def _softmax(
     if dtype is not None:
         x = _to(span, x, dtype)
     need_floats("softmax", x, span=span)
-    ((at,), last) = axes_of(x, dim if axis is None else axis), len(x.shape) - 1
+    if not x.shape:
+        return graph.reshaped(_softmax(span, graph.reshaped(x, (1,), span)), (), span)
+    (at,), last = axes_of(x, _axis_of_softmax(x, dim if axis is None else axis)), len(x.shape) - 1
     if at == last:
         return Node("softmax", "softmax", (x,), x.shape, x.dtype, span=span)
-    found = _softmax(span, views.transpose(span, x, at, last))
+    found = _softmax(span, views.transpose(span, x, at, last), last)
     return views.transpose(span, found, at, last)
 
 
+def _axis_of_softmax(x: Node, dim: int | None) -> int:
+    """Return along which axis a softmax is; torch's own choice where none is named."""
+    return (0 if len(x.shape) in (0, 1, 3) else 1) if dim is None else dim
+
+
 def _log_softmax(
-    span: SourceSpan, x: Node, dim: int = -1, dtype: Any = None, *, _stacklevel: int = 3
+    span: SourceSpan, x: Node, dim: int | None = None, dtype: Any = None, *, _stacklevel: int = 3
 ) -> Node:
     if dtype is not None:
         x = _to(span, x, dtype)
-    axes = axes_of(x, dim)
+    axes = axes_of(x, _axis_of_softmax(x, dim))
     top = reduced("amax", x, axes, True, span)
     low = pointwise("sub", x, top, span=span)
     total = reduced("sum", pointwise("exp", low, span=span), axes, True, span)
@@ -274,7 +293,8 @@ def _log_softmax(
 # --- products -----------------------------------------------------------------------------------
 
 
-def _matmul(span: SourceSpan, a: Node, b: Node) -> Node:
+def _matmul(span: SourceSpan, input: Node, other: Node) -> Node:
+    a, b = input, other
     if not isinstance(a, Node) or not isinstance(b, Node) or not a.shape or not b.shape:
         raise TypeMismatch(expected="two tensors with axes", found="a number")
     left = graph.reshaped(a, (1, *a.shape), span) if len(a.shape) == 1 else a
@@ -294,12 +314,12 @@ def _linear(span: SourceSpan, x: Node, weight: Node, bias: Node | None = None) -
 
 
 def _addmm(
-    span: SourceSpan, bias: Node, a: Node, b: Node, *, beta: float = 1, alpha: float = 1
+    span: SourceSpan, input: Node, mat1: Node, mat2: Node, *, beta: float = 1, alpha: float = 1
 ) -> Node:
-    found = _matmul(span, a, b)
+    found = _matmul(span, mat1, mat2)
     if alpha != 1:
         found = pointwise("mul", found, float(alpha), span=span)
-    scaled = bias if beta == 1 else pointwise("mul", bias, float(beta), span=span)
+    scaled = input if beta == 1 else pointwise("mul", input, float(beta), span=span)
     return pointwise("add", found, scaled, span=span)
 
 
@@ -397,49 +417,6 @@ def _without_repeats(x: Node) -> Node:
     return graph.reshaped(once, (*lead, heads, rows, columns), x.span)
 
 
-def _einsum(span: SourceSpan, equation: str, *operands: Any) -> Node:
-    """Return a product of two tensors whose letters are batch, rows, columns or summed over."""
-    given = operands[0] if len(operands) == 1 and isinstance(operands[0], list) else operands
-    if len(given) != 2 or "." in equation or "->" not in equation:
-        raise UnsupportedSyntax(expected="einsum('...->...', a, b) of two tensors", found=equation)
-    inputs, out = equation.replace(" ", "").split("->")
-    names = inputs.split(",")
-    a, b = given
-    if len(names) != 2 or any(
-        len(set(n)) != len(n) or len(n) != len(x.shape) for n, x in zip(names, given, strict=True)
-    ):
-        raise UnsupportedSyntax(expected="one letter per axis, each once", found=equation)
-    left, right = names
-    batch = [c for c in out if c in left and c in right]
-    rows = [c for c in out if c in left and c not in right]
-    columns = [c for c in out if c in right and c not in left]
-    summed = [c for c in left if c in right and c not in out]
-    if len(batch) + len(rows) + len(columns) != len(out) or len(set(left + right)) != len(
-        set(out) | set(summed)
-    ):
-        raise UnsupportedSyntax(
-            expected="letters of the result in one operand, others in both", found=equation
-        )
-    extent = dict(zip(left + right, (*a.shape, *b.shape), strict=True))
-    first = _grouped(span, a, left, (batch, rows, summed), extent)
-    second = _grouped(span, b, right, (batch, columns, summed), extent)
-    found = graph.product(first, views.transpose(span, second, -1, -2), span)
-    whole = graph.reshaped(found, [extent[c] for c in (*batch, *rows, *columns)], span)
-    order = [*batch, *rows, *columns]
-    return graph.permuted(whole, [order.index(c) for c in out], span)
-
-
-def _grouped(
-    span: SourceSpan, x: Node, letters: str, groups: Sequence[Sequence[str]],
-    extent: Mapping[str, int],
-) -> Node:  # fmt: skip
-    """Return a tensor of (batch..., rows, summed) with the letters of each group together."""
-    order = [c for group in groups for c in group]
-    turned = graph.permuted(x, [letters.index(c) for c in order], span)
-    sizes = [math.prod(extent[c] for c in group) for group in groups[1:]]
-    return graph.reshaped(turned, [*(extent[c] for c in groups[0]), *sizes], span)
-
-
 def _join(name: str) -> Function:
     def function(
         span: SourceSpan, tensors: Sequence[Node], dim: int = 0, *, axis: int | None = None
@@ -470,19 +447,21 @@ CONVERSIONS = ("to", "type", "type_as", "astype", "float", "half", "bfloat16", *
 OF_ALL = (
     "transpose", "t", "permute", "reshape", "unsqueeze", "squeeze", "flatten", "chunk", "split",
     "contiguous", "clone", "detach", "cat", "stack", "grouped_mm", "cross_entropy",
+    "nll_loss", "gather",
     *views.ALWAYS, *views.MAYBE,
 )  # fmt: skip
 OF_TRUTH = (
     "where", "masked_fill", "scaled_dot_product_attention", *CONVERSIONS,
-    *(f"logical_{op}" for op in LOGIC),
+    *(f"{kind}_{op}" for kind in ("logical", "bitwise") for op in LOGIC),
 )  # fmt: skip
 FUNCTIONS: Mapping[str, Function] = MappingProxyType({
-    **composites.FUNCTIONS, **norms.FUNCTIONS, **losses.FUNCTIONS,
+    **arithmetic.FUNCTIONS, **composites.FUNCTIONS, **norms.FUNCTIONS, **losses.FUNCTIONS,
     **{op: _unary(op) for op in UNARY},
     **{op: _binary(op) for op in BINARY},
     "add": _sum("add"), "sub": _sum("sub"),
     **{op: _comparison(op) for op in COMPARISONS},
-    **{f"logical_{op}": _logic(op) for op in LOGIC},
+    **{f"logical_{op}": _logic(op, OfTorch) for op in LOGIC},
+    **{f"bitwise_{op}": _logic(op, TypeMismatch) for op in LOGIC},
     **{op: _reduction(op) for op in ("sum", "mean", "amax", "amin")},
     "max": _extreme("amax", "maximum"), "min": _extreme("amin", "minimum"),
     "where": _where, "masked_fill": _masked_fill, "dropout": _dropout,
@@ -496,10 +475,12 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType({
     "round": _round, "frac": _frac, "sign": _sign,
     "softmax": _softmax, "log_softmax": _log_softmax,
     "matmul": _matmul, "linear": _linear, "addmm": _addmm,
+    "baddbmm": _addmm, "gather": picked.gather,
     "grouped_mm": _grouped_mm,
-    "scaled_dot_product_attention": _attention, "einsum": _einsum, "transpose": views.transpose,
-    "t": views.turned, "permute": views.permute, "reshape": views.reshape,
-    "unsqueeze": views.unsqueeze, "squeeze": views.squeeze, "flatten": views.flatten,
+    "scaled_dot_product_attention": _attention, "einsum": letters.einsum,
+    "transpose": views.transpose, "t": views.turned, "permute": views.permute,
+    "reshape": views.reshape, "unsqueeze": views.unsqueeze, "squeeze": views.squeeze,
+    "flatten": views.flatten,
     "chunk": views.chunk, "split": views.split, "split_with_sizes": views.split,
     "unbind": views.unbind, "select": views.select, "narrow": views.narrow,
     "movedim": views.movedim, "unflatten": views.unflatten, "view_as": views.as_other,

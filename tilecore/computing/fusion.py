@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 from tilecore.computing.functions import attention
 from tilecore.computing.graph import (
-    FLOATS,
     Node,
     Shape,
     consumers,
@@ -27,9 +26,12 @@ from tilecore.computing.graph import (
 from tilecore.computing.halves import in_halves
 from tilecore.computing.parts import in_parts
 from tilecore.computing.reductions import reduced
+from tilecore.ir.dtype import DType
 
 CORES = ("product", "grouped", "attention", "fold")
 WITHOUT_KERNEL = ("input", "view", "call")
+PLAIN = ("add", "sub", "mul", "neg", "abs", "cast", "maximum", "minimum")  # as fast as reading
+MOST_REPEATED = 4  # operations, one after the other
 
 
 @dataclass(eq=False)
@@ -179,7 +181,7 @@ def steps(roots: Sequence[Node], joins_products: bool) -> tuple[list[Group | Nod
             for group in owners.get(user, ()):
                 readers.setdefault(group, []).append(user)
         is_free = node not in results and all(user in owners for user in users[node])
-        may_be_taken = is_free and (len(readers) == 1 or _is_made_of_halves(node))
+        may_be_taken = is_free and (len(readers) == 1 or _is_repeated(node, list(readers)))
         if may_be_taken and all(group.accepts(node, own) for group, own in readers.items()):
             for group, own in readers.items():
                 group.take(node, own)
@@ -224,12 +226,33 @@ def _in_front_of_views(roots: Sequence[Node]) -> list[Node]:
     return rewritten_beside(roots, change)
 
 
-def _is_made_of_halves(node: Node) -> bool:
-    """Return whether it repeats a tensor of half its size, which each kernel may as well read."""
-    if (node.kind, node.op) != ("pointwise", "cast"):
+def _is_repeated(node: Node, groups: Sequence[Group]) -> bool:
+    """Return whether kernels may as well compute a tensor each as store it and read it.
+
+    It is plain arithmetic of tensors that are stored, and there is no more to read: some of these
+    the kernels read anyway, and nothing is written.
+    """
+    stored = _stored_behind(node, MOST_REPEATED)
+    if node.kind != "pointwise" or stored is None:
         return False
-    (x,) = node.producers
-    return x.kind in WITHOUT_KERNEL and x.dtype in FLOATS and node.dtype == "float32"
+    read = [set(group.operands) for group in groups]
+    whole = [x for x in stored if x.shape == node.shape]
+    again = sum(_itemsize(x) for of in read for x in whole if x not in of)
+    return again <= _itemsize(node) * (len(groups) + 1)
+
+
+def _stored_behind(node: Node, most: int) -> set[Node] | None:
+    """Return the tensors of which a node is plain arithmetic; None: it is more than that."""
+    if node.kind in WITHOUT_KERNEL:
+        return {node}
+    if node.kind != "pointwise" or node.op not in PLAIN or not most:
+        return None
+    found = [_stored_behind(producer, most - 1) for producer in node.producers]
+    return None if None in found else set[Node]().union(*(x for x in found if x is not None))
+
+
+def _itemsize(node: Node) -> int:
+    return DType(node.dtype).itemsize
 
 
 def _without_softmax(node: Node) -> Node:

@@ -11,9 +11,13 @@ import numpy as np
 from tilecore.computing import calls
 from tilecore.computing.extents import varies
 from tilecore.computing.functions import CONVERSIONS, OF_ALL, OF_TRUTH, Value
-from tilecore.computing.graph import CUT, FLOATS, Node, is_cut
+from tilecore.computing.graph import CUT, FLOATS, INTEGERS, Node, is_cut
 from tilecore.computing.operands import device, input_of, is_tensor
 from tilecore.computing.storage import View
+
+MIXED = ("add", "sub", "mul", "div")  # in kernels also of integers and truth, with floats
+REAL = (*FLOATS, *(f"torch.{name}" for name in FLOATS))
+BEFORE_INPUT = ("condition", "sorted_sequence", "n")  # in signatures of torch
 
 
 def tensors_of(value: Any) -> Iterator[Any]:
@@ -45,7 +49,30 @@ def is_of_torch(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bo
     if name in ("max", "min") and _says_axis(args, kwargs):  # they return positions as well
         return True
     found = kinds(given) - set(CUT if name in CONVERSIONS else ())
+    if name in MIXED and any(map(_is_real, given)):
+        found -= {*INTEGERS, "bool"} if name != "sub" else set(INTEGERS)  # torch subtracts no truth
     return bool(found - {"bool"} if name in OF_TRUTH else found)
+
+
+def by_place(
+    args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Return arguments with the tensor in front that most functions of torch call ``input``."""
+    if args or "input" not in kwargs or any(name in kwargs for name in BEFORE_INPUT):
+        return args, kwargs
+    return (kwargs["input"],), {k: v for k, v in kwargs.items() if k != "input"}
+
+
+def _is_real(value: Any) -> bool:
+    """Return whether a value is a float, or a tensor of them."""
+    if isinstance(value, View):
+        return value.seen.dtype in FLOATS
+    return isinstance(value, float) or str(getattr(value, "dtype", "")) in REAL
+
+
+def is_of_other_type(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a view is one of the same bits as another element type."""
+    return "dtype" in kwargs or any(type(a).__name__ == "dtype" for a in args)
 
 
 def converted_to(

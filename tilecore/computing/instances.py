@@ -57,13 +57,20 @@ class TracedTensor(Traced, torch.Tensor):  # type: ignore[misc]
 
     @property
     def real(self) -> Any:
-        """Itself: there are no complex ones."""
-        return self
+        """Itself, or the real parts of complex numbers."""
+        is_complex = self.dtype.is_complex
+        return called("real", (self,), {}, torch.real) if is_complex else self
+
+    @property
+    def imag(self) -> Any:
+        """The imaginary parts of complex numbers."""
+        return called("imag", (self,), {}, torch.imag)
 
     @property
     def H(self) -> Any:
-        """It with its axes swapped."""
-        return self.mT if self.ndim else self
+        """It with its axes swapped, of complex numbers the conjugate ones."""
+        turned = self.mT if self.ndim else self
+        return turned.conj() if self.dtype.is_complex else turned
 
     mH = H
 
@@ -92,6 +99,10 @@ class TracedTensor(Traced, torch.Tensor):  # type: ignore[misc]
         if self._is_param:
             return None
         raise unknown("Tensor.grad_fn")
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """Return its elements, where no argument decides on them."""
+        return self.elements.numpy(force=force)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         _ = copy

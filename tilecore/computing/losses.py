@@ -14,7 +14,9 @@ from typing import Any
 
 from tilecore.computing import calls
 from tilecore.computing.composites import logsumexp, softplus
+from tilecore.computing.extents import varies
 from tilecore.computing.graph import FLOATS, Node, cast, pointwise, reshaped
+from tilecore.computing.picked import gather
 from tilecore.computing.reductions import reduced
 from tilecore.errors import SourceSpan
 
@@ -115,6 +117,63 @@ def cross_entropy(
     return reshaped(cast(found, input.dtype, span), (), span)
 
 
+def nll_loss(
+    span: SourceSpan, input: Node, target: Any, weight: Any = None, size_average: Any = None,
+    ignore_index: int = -100, reduce: Any = None, reduction: str = "mean",
+) -> Any:  # fmt: skip
+    """Return how unlikely wanted classes are, by the logarithms (rows, classes) of all."""
+    old = (weight, size_average, reduce)
+    is_known = isinstance(target, Node) and target.dtype == "int64" and input.dtype in FLOATS
+    is_of_rows = is_known and len(input.shape) == 2 and target.shape == input.shape[:1]
+    if not is_of_rows or any(x is not None for x in old) or reduction not in REDUCTIONS:
+        given = (input, target, weight, size_average, ignore_index, reduce, reduction)
+        return _by_torch("nll_loss", span, *given)
+    classes, is_wanted, count = calls.called("classes", _wanted, (target, ignore_index), {}, span)
+    found = gather(span, input, 1, classes)
+    found = pointwise("neg", reshaped(found, target.shape, span), span=span, dtype="float32")
+    found = pointwise("where", is_wanted, found, 0.0, span=span, dtype="float32")
+    if reduction == "none":
+        return cast(found, input.dtype, span)
+    found = reduced("sum", found, [0], True, span)
+    if reduction == "mean":
+        found = pointwise("div", found, reshaped(count, (1,), span), span=span)
+    return reshaped(cast(found, input.dtype, span), (), span)
+
+
+def _wanted(classes: Any, ignored: int) -> tuple[Any, Any, Any]:
+    """Return classes as indices into rows, where one is wanted, and how often, by torch."""
+    is_wanted = classes != ignored
+    return classes.where(is_wanted, 0)[:, None], is_wanted, is_wanted.sum().float()
+
+
+def kl_div(
+    span: SourceSpan, input: Node, target: Node, size_average: Any = None, reduce: Any = None,
+    reduction: str = "mean", log_target: bool = False,
+) -> Any:  # fmt: skip
+    """Return how far shares, or their logarithms, are from the logarithms of others."""
+    own = "sum" if reduction == "batchmean" else reduction
+    if not _are_alike(input, target, own, size_average, reduce) or not input.shape:
+        given = (input, target, size_average, reduce, reduction, log_target)
+        return _by_torch("kl_div", span, *given)
+    if log_target:
+        shares, logarithms = pointwise("exp", target, span=span), target
+        apart = pointwise("sub", logarithms, input, span=span)
+        found = pointwise("mul", shares, apart, span=span)
+    else:
+        own_part = pointwise("mul", target, pointwise("log", target, span=span), span=span)
+        is_none = pointwise("eq", target, 0.0, span=span, dtype="bool")
+        own_part = pointwise("where", is_none, 0.0, own_part, span=span, dtype=target.dtype)
+        found = pointwise("sub", own_part, pointwise("mul", target, input, span=span), span=span)
+    found = _together(found, own, span)
+    if reduction == "batchmean":
+        found = pointwise("div", found, _number(input.shape[0]), span=span)
+    return found
+
+
+def _number(extent: Any) -> Any:
+    return extent if varies(extent) else float(extent)
+
+
 def _picked(logits: Any, classes: Any, ignored: int) -> tuple[Any, Any, Any]:
     """Return logits of wanted classes in float32, where one is wanted, and how often, by torch."""
     is_wanted = classes != ignored
@@ -161,4 +220,5 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType({
     "mse_loss": mse_loss, "l1_loss": l1_loss, "smooth_l1_loss": smooth_l1_loss,
     "huber_loss": huber_loss, "cross_entropy": cross_entropy,
     "binary_cross_entropy_with_logits": binary_cross_entropy_with_logits,
+    "nll_loss": nll_loss, "kl_div": kl_div,
 })  # fmt: skip

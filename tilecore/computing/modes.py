@@ -27,8 +27,8 @@ def written(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Ite
     for at, argument in enumerate(function._schema.arguments):
         value: Any = args[at] if at < len(args) else named.get(argument.name)
         writes = argument.alias_info is not None and argument.alias_info.is_write
-        if writes and isinstance(value, torch.Tensor):
-            yield value
+        if writes:
+            yield from results(value)
 
 
 class Pure(Mode):

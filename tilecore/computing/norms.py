@@ -13,7 +13,7 @@ from typing import Any
 
 from tilecore.computing import calls
 from tilecore.computing.extents import varies
-from tilecore.computing.graph import Node, cast, need_floats, pointwise, reshaped
+from tilecore.computing.graph import Node, OfTorch, cast, need_floats, pointwise, reshaped
 from tilecore.computing.reductions import reduced
 from tilecore.computing.views import axes_of
 from tilecore.errors import ShapeMismatch, SourceSpan, UnsupportedSyntax
@@ -132,6 +132,28 @@ def instance_norm(
     return reshaped(cast(found, input.dtype, span), input.shape, span)
 
 
+def group_norm(
+    span: SourceSpan, input: Node, num_groups: int, weight: Node | None = None,
+    bias: Node | None = None, eps: float = 1e-5,
+) -> Any:  # fmt: skip
+    """Return groups of channels of each example with mean 0 and variance 1, scaled by channel."""
+    need_floats("group_norm", input, span=span)
+    examples, channels, *rest = input.shape
+    if channels % num_groups:
+        raise OfTorch(expected=f"channels in {num_groups} groups", found=f"{channels}")
+    behind = (math.prod(rest),) if rest else ()
+    groups = (num_groups, channels // num_groups)
+    x, axes = reshaped(input, (examples, *groups, *behind), span), [2, 3][: 1 + len(behind)]
+    count = groups[1] * math.prod(behind)
+    mean = reduced("sum", x, axes, True, span, count, "float32")
+    centred = pointwise("sub", x, mean, span=span, dtype="float32")
+    squares = pointwise("mul", centred, centred, span=span)
+    scale = pointwise("add", reduced("sum", squares, axes, True, span, count), eps, span=span)
+    found = pointwise("mul", centred, pointwise("rsqrt", scale, span=span), span=span)
+    scales = (p and reshaped(p, (*groups, *(1 for _ in behind)), span) for p in (weight, bias))
+    return reshaped(cast(_affine(found, span, *scales), input.dtype, span), input.shape, span)
+
+
 def batch_norm(
     span: SourceSpan, x: Node, mean: Node, var: Node, weight: Node | None = None,
     bias: Node | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
@@ -237,6 +259,6 @@ def _at_least(low: float, x: Node, span: SourceSpan) -> Node:
 FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType({
     "norm": norm, "vector_norm": vector_norm, "linalg_norm": linalg_norm, "normalize": normalize,
     "cosine_similarity": cosine_similarity, "layer_norm": layer_norm, "rms_norm": rms_norm,
-    "instance_norm": instance_norm, "batch_norm": batch_norm,
+    "instance_norm": instance_norm, "group_norm": group_norm, "batch_norm": batch_norm,
     **{f"adaptive_avg_pool{n}d": _average(f"adaptive_avg_pool{n}d", n) for n in (1, 2, 3)},
 })  # fmt: skip

@@ -98,6 +98,12 @@ def input_of(name: str, tensor: Any, shape: Shape | None = None, **attrs: Any) -
     ``shape``: where some of its extents vary.
     """
     dtype, span = str(tensor.dtype).removeprefix("torch."), caller()
+    layout = str(getattr(tensor, "layout", "torch.strided"))
+    if layout != "torch.strided":
+        raise TypeMismatch(
+            expected=f"`{name}` of all elements", found=layout, span=span,
+            hint="convert it first: to_dense()",
+        )  # fmt: skip
     if dtype not in calls.INPUTS:
         raise TypeMismatch(
             expected=f"`{name}` of element type {', '.join(calls.INPUTS)}", found=dtype, span=span,

@@ -82,7 +82,7 @@ def _place_of_part(root: Node) -> Place:
     strides = list(row_major(root.shape))
     if root.op == "stack":
         del strides[root.attrs["axis"]]
-    return Place(root, 0, domain(root), tuple(strides))
+    return Place(root, 0, domain(root), tuple(strides) or (1,))  # of numbers, too
 
 
 def _output(root: Node, shape: Shape) -> tuple[Shape, str]:

@@ -14,12 +14,14 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
-from tilecore.computing import calls, operands, views
+from tilecore.computing import calls, each, operands, views
 from tilecore.computing.extents import Extent, varies
 from tilecore.computing.functions import ALIASES, FUNCTIONS
 from tilecore.computing.given import (
+    by_place,
     converted_to,
     is_dense,
+    is_of_other_type,
     is_of_torch,
     is_plain,
     kinds,
@@ -40,6 +42,7 @@ from tilecore.computing.operands import (
 )
 from tilecore.computing.storage import CALLERS, Storage, View
 from tilecore.errors import SourceSpan, TileError, TypeMismatch, UnsupportedSyntax
+from tilecore.torch_trace import is_autocast
 
 # Of NumPy's functions (its ufuncs apart) those that mean what torch's of that name do.
 OF_NUMPY = (
@@ -59,6 +62,8 @@ OF_NUMPY = (
 )
 # Functions that return their argument where they have nothing to do; of torch also in place.
 SAME = ("to", "type", "float", "half", "bfloat16", "dropout")
+OF_GRADIENTS = ("backward", "grad")
+VARIANCES = ("var", "std", "var_mean", "std_mean")
 TURNED = ("einsum", "scaled_dot_product_attention")  # whose results torch lays out otherwise
 LAID = ("matmul", "linear", "addmm")  # ... and as rows, whatever it was given
 
@@ -198,6 +203,14 @@ class Traced(View):
 
         writing.assign(self, index, value, caller())
 
+    def where(self, condition: Any, other: Any) -> Any:
+        """Return it, and elsewhere something else."""
+        if device() is None:
+            raise unknown("ndarray.where")
+        import torch
+
+        return called("where", (condition, self, other), {}, torch.where)
+
     def __neg__(self) -> Any:
         return called("neg", (self,), {})
 
@@ -335,11 +348,14 @@ def called(
     span = caller()
     _need_reading(args)
     bare = name[2:-2] if name.startswith("__") else name
+    args, kwargs = by_place(args, kwargs)
     if kwargs.get("out") is not None:
         raise UnsupportedSyntax(
             expected="operations that return new tensors", found=f"`{name}` with out=", span=span,
             hint="write out.copy_(...), or out[...] = ...",
         )  # fmt: skip
+    if each.is_each(bare):
+        return each.computed(called, bare, args, kwargs, span)
     if writing.is_in_place(bare) or kwargs.get("inplace"):
         return writing.by_name(bare, args, kwargs, function, span)
     kwargs = {k: v for k, v in kwargs.items() if k not in ("inplace", "out")}
@@ -349,20 +365,30 @@ def called(
             return args[0] if isinstance(args[0], Traced) else _viewed("detach", args[0], (), {})
         bare = "clone" if len(args) == 1 else bare
     found = _of_memory(bare, args, kwargs)
-    if found is not None:
-        return found
+    return _called(name, bare, args, kwargs, function, span) if found is None else found
+
+
+def _called(
+    name: str, bare: str, args: Sequence[Any], kwargs: Mapping[str, Any],
+    function: Callable[..., Any] | None, span: SourceSpan,
+) -> Any:  # fmt: skip
+    """Return what a function makes of elements: one of ours, or torch's on whole tensors."""
     own = ALIASES.get(bare, bare)
     if own == "cat":
         args = (*map(_with_elements, args[:1]), *args[1:])
     else:
         need_elements(*(v.node for v in (*args, *kwargs.values()) if isinstance(v, Traced)))
-    if own in ("var", "std") and device() is not None and not says_correction(args, kwargs):
+    if (
+        own in ("var", "std", "var_mean", "std_mean")
+        and device() is not None
+        and not says_correction(args, kwargs)
+    ):
         kwargs = {**kwargs, "correction": 1}  # of NumPy it is 0
     of_torch = function or _method(bare, args, kwargs)
     if own in FUNCTIONS and not is_of_torch(own, args, kwargs):
         try:
             made = _computed(own, args, kwargs, span)
-        except OfTorch:
+        except (OfTorch, _Unmatched):
             if of_torch is None:
                 raise
         else:
@@ -377,6 +403,11 @@ def _by_torch(
     kwargs: Mapping[str, Any], span: SourceSpan,
 ) -> Any:  # fmt: skip
     """Return what a function of torch makes of nodes."""
+    if name in OF_GRADIENTS:
+        raise UnsupportedSyntax(
+            expected="a computation whose gradient is taken outside of it", found=f"`{name}`",
+            span=span, hint="call backward() of what it returns",
+        )  # fmt: skip
     if function is None:
         bare = name[2:-2] if name.startswith("__") else name
         if ALIASES.get(bare, bare) not in FUNCTIONS:
@@ -390,10 +421,19 @@ def _by_torch(
 
 
 def _need_reading(args: Sequence[Any]) -> None:
-    """Refuse tensors that were kept from another reading; those in lists are when they are read."""
+    """Refuse tensors that were kept from another reading; those in lists are when they are read.
+
+    Raises:
+        UnsupportedSyntax: of such tensors; torch would convert them, too (TC101).
+    """
     for value in args:
         if isinstance(value, Traced):
             value.memory.need_reading()
+    if is_autocast():
+        raise UnsupportedSyntax(
+            expected="a computation that converts tensors itself", found="torch.autocast",
+            span=caller(), hint="write x.bfloat16(), or call the computation within autocast",
+        )  # fmt: skip
 
 
 def _with_elements(parts: Any) -> Any:
@@ -411,7 +451,7 @@ def _computed(own: str, args: Sequence[Any], kwargs: Mapping[str, Any], span: So
             span, *map(node_of, args), **{k: node_of(v) for k, v in kwargs.items()}
         )
     except TypeError as error:
-        raise UnsupportedSyntax(
+        raise _Unmatched(
             expected=f"arguments that computations know of `{own}`", found=str(error), span=span
         ) from error
     except TileError as error:
@@ -425,7 +465,8 @@ def _of_memory(bare: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
     """Return views, copies, and tensors that are created; None: a function does something else."""
     if bare == "clone" and isinstance(args[0], Traced):
         return _clone(args[0], kwargs)
-    if bare in (*views.ALWAYS, *views.MAYBE):
+    is_view = bare in (*views.ALWAYS, *views.MAYBE)
+    if is_view and not (bare == "view" and is_of_other_type(args[1:], kwargs)):
         return _viewed(bare, args[0], args[1:], kwargs)
     return _created(bare, args, kwargs)
 
@@ -539,6 +580,10 @@ def _method(
     takes_numbers = callable(of_python) and not kwargs and len(args) <= 2  # on the left, too
     found: Callable[..., Any] | None = of_python if takes_numbers else None
     return found or getattr(torch.Tensor, name, None)
+
+
+class _Unmatched(UnsupportedSyntax):
+    """Arguments that a function of ours does not take; torch's may."""
 
 
 class _Unknown(UnsupportedSyntax, AttributeError):

@@ -194,6 +194,8 @@ def formula(node: Node, args: Sequence[str]) -> str:
         if not isinstance(exponent, Node) and exponent in POWERS:
             return POWERS[exponent].format(args[0])
         return f"T.pow({args[0]}, {args[1]})"
+    if node.op == "div" and not isinstance(node.args[1], Node) and node.args[1] == 0:
+        return f"{args[0]} * {number(math.copysign(math.inf, node.args[1]))}"  # no constant has it
     if is_cut(node):
         return _cut(node, args[0])
     if node.op in ("maximum", "minimum"):

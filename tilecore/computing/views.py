@@ -53,16 +53,20 @@ def turned(span: SourceSpan, x: Node) -> Node:
     return transpose(span, x, 0, -1)
 
 
-def permute(span: SourceSpan, x: Node, *axes: Any) -> Node:
+def permute(span: SourceSpan, x: Node, *axes: Any, dims: Any = ()) -> Node:
     """Return it with its axes in another order."""
-    return graph.permuted(x, axes[0] if isinstance(axes[0], tuple | list) else axes, span)
+    return graph.permuted(x, _several(axes or dims), span)
 
 
-def reshape(span: SourceSpan, x: Node, *shape: Any) -> Node:
+def reshape(span: SourceSpan, x: Node, *extents: Any, shape: Any = ()) -> Node:
     """Return the same elements in another shape."""
-    wanted = shape[0] if isinstance(shape[0], tuple | list) else shape
-    extents = [n if varies(n) else operator.index(n) for n in wanted]
-    return graph.reshaped(x, extents, span)
+    wanted = _several(extents or shape)
+    return graph.reshaped(x, [n if varies(n) else operator.index(n) for n in wanted], span)
+
+
+def _several(given: Sequence[Any]) -> Sequence[Any]:
+    """Return numbers that are given one by one, or as one sequence."""
+    return given[0] if given and isinstance(given[0], tuple | list) else given
 
 
 def unsqueeze(span: SourceSpan, x: Node, dim: int) -> Node:
@@ -152,7 +156,7 @@ def as_other(span: SourceSpan, x: Node, other: Node) -> Node:
 
 def expand(span: SourceSpan, x: Node, *sizes: Any) -> Node:
     """Return it repeated along axes of one element; -1 keeps an extent."""
-    wanted = sizes[0] if isinstance(sizes[0], tuple | list) else sizes
+    wanted = _several(sizes)
     own = (*(1 for _ in wanted[: len(wanted) - len(x.shape)]), *x.shape)
     extents = zip(own, wanted, strict=False)
     shape = tuple(n if isinstance(m, int) and m == -1 else m for n, m in extents)

@@ -282,6 +282,30 @@ def _with_values(
     return found
 
 
+def in_its_place(x: Node, base: Node) -> Node:
+    """Return a tensor that is another one but for parts of an axis as one that torch writes to.
+
+    It may then write to the other one itself, where the call asks for that; any other tensor is
+    returned as it is.
+    """
+    if (x.kind, x.op) != ("call", "cat"):
+        return x
+    axis, at, new = x.attrs["call"].args[1], 0, list[tuple[tuple[slice, ...], Node]]()
+    for part in x.producers:
+        entries = (*[slice(None)] * axis, slice(at, at + part.shape[axis]))
+        is_there = part.kind == "view" and part.args[0] is base
+        if not is_there or part.attrs.get("index") != entries:
+            new.append((entries, part))
+        at += part.shape[axis]
+    if len(new) == len(x.producers):
+        return x
+    holes = [Hole(number) for number in range(len(new) + 1)]
+    args = (holes[0], tuple(entries for entries, _ in new), *holes[1:])
+    call = Call("put", calls.with_parts, args, MappingProxyType({}))
+    parts = [part for _, part in new]
+    return calls.made(call, [base, *parts], x.shape, x.dtype, x.span)
+
+
 def is_unfilled(x: Node) -> bool:
     """Return whether nothing wrote the elements of a tensor."""
     while x.kind == "view":
