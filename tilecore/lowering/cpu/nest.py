@@ -36,6 +36,7 @@ from tilecore.lowering.cpu.tir import add, maximum, mul, quotient, typed
 from tilecore.lowering.cpu.vector_math import FUNCTIONS
 from tilecore.target import Target
 
+LEAST_LANES = 4  # of vectors along short axes
 SCALAR_CALLS = ("erf", "pow", *LIBM)  # no vector lowering in TVM's LLVM code generator
 
 
@@ -76,8 +77,9 @@ class NestLowering:
         if steady is None:
             steady = nest if self.guarded is None else self.guarded.nest
         lanes = self._lanes(steady, var)
-        short = size is not None and size < lanes
-        if lanes == 1 or short:
+        if size is not None and size < lanes:
+            lanes = _narrower(size)
+        if lanes == 1:
             self._scalar(nest.body, var, 0, count)
             return
         found = self._vector_form(steady, var, lanes)
@@ -297,6 +299,12 @@ class NestLowering:
         else:
             accessor.values[stmt.var] = self.builder.bind(value)
         return replace(scope, vector_lets=scope.vector_lets | {stmt.var}) if is_vector else scope
+
+
+def _narrower(size: int) -> int:
+    """Return how many lanes a short axis has in vectors that do not fill a register; 1: none."""
+    lanes = 1 << max(0, size.bit_length() - 1)
+    return lanes if lanes >= LEAST_LANES else 1
 
 
 def lanes_of(body: Stmt, target: Target) -> int:
