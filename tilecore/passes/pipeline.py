@@ -33,6 +33,7 @@ from tilecore.passes import (
     stages,
     threads,
     tile_guards,
+    variables,
     write_out,
 )
 from tilecore.target import Target
@@ -47,6 +48,7 @@ PIPELINE: tuple[tuple[str, Pass], ...] = (
     ("vectorize_threads", lanes.run),
     ("drop_stages", stages.run),
     ("settle", settle.run),
+    ("variables", variables.run),
     ("guarded_loads", guarded_loads.run),
     ("converting_copies", converting_copies.run),
     ("fold_clear", fold_clear.run),
