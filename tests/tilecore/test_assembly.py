@@ -181,15 +181,14 @@ def test_rows_of_b_are_multiplied_in_pairs_where_they_lie():
     assert len(multiplies(body)) % (8 // 2 * 8) == 0  # pairs of a pass, rows of a
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("rows", [8, 16])
-def test_sums_of_some_rows_read_what_all_columns_share_where_it_lies(rows):
+def test_sums_of_some_rows_read_what_all_columns_share_where_it_lies(rows, dtype):
     """LLVM kept 8 elements of each row for the loop over columns, most of them on the stack."""
     gemm = kernels.get("gemm")
-    problem = gemm.parse_problem({"m": rows, "n": 128, "k": 512})
+    problem = gemm.parse_problem({"m": rows, "n": 128, "k": 512, "dtype": dtype})
     config = {**gemm.default_config(), "block_M": rows, "block_N": 128, "block_K": 512}
-    bodies = innermost_loops(
-        "avx512", gemm.program(problem, config), **{**config, "pack_b": "none"}
-    )
+    bodies = innermost_loops(VNNI, gemm.program(problem, config), **{**config, "pack_b": "none"})
     body = max(bodies, key=lambda b: len(multiplies(b)))
     assert not any(re.search(r"\(%rsp\).*%zmm|%zmm.*\(%rsp\)", line) for line in body)
 

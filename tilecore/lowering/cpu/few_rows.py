@@ -265,8 +265,8 @@ class SumsLowering(FewRowsLowering):
                     vector_store(builder, self.c.place, value, offset, lanes, mask)
 
         group = 1 if self.plan.dot is None or self.pass_depth == 1 else self.plan.dot.group
-        if group == 1 and size == self.plan.most_rows:
-            self._keep_factors_out(size * self.pass_depth, count)
+        if size == self.plan.most_rows:
+            self._keep_factors_out(size * self.pass_depth // group, size * count, count)
         self._by_rows(load, row, size, edge)
         bases = self._a_bases(row, size, edge)
         if size == self.plan.most_rows:
@@ -283,14 +283,14 @@ class SumsLowering(FewRowsLowering):
                     builder.store(register, self._added(total, factor, vector, group), 0, lanes)
         self._by_rows(store, row, size, edge)
 
-    def _keep_factors_out(self, factors: int, uses: int) -> None:
+    def _keep_factors_out(self, factors: int, sums: int, uses: int) -> None:
         """Let elements of a be loaded for each group of columns, where there are many.
 
         LLVM would load them once for all columns, and keep on the stack those that no register
-        is left for, and sums with them.
+        is left for, and sums with them: across cache lines, as the stack happens to lie.
         """
         is_free = self.lanes == EMBEDDING_LANES or uses > 1
-        if factors > self.registers and is_free:
+        if factors + sums > self.registers and is_free:
             self.builder.forget_memory()
 
     def _b_values(self, k: Any, column: Any, mask: LaneMask | None, group: int) -> Any:
