@@ -191,3 +191,28 @@ def test_functions_of_them_run_in_vectors(case):
     texts = stage_texts(case()[0], parse_target("avx512"))
     assert "expf" not in texts["asm"]
     assert "zmm" in texts["asm"]
+
+
+def test_what_a_branch_guards_is_not_computed_without_it(run_both):
+    @T.prim_func
+    def main(A: T.Tensor((N,), "int32"), D: T.Tensor((N,), "int32"), Y: T.Tensor((2, N), "int32")):
+        with T.Kernel(1):
+            s = T.alloc_shared((N,), "int32")
+            T.copy(A, s)
+            for i in T.Parallel(N):
+                v = T.alloc_var("int32", init=5)
+                w = T.alloc_var("int32", init=1)
+                if D[i] != 0:
+                    v = A[i] // D[i]
+                if D[i] >= 0 and D[i] < N:
+                    w = s[D[i]]
+                Y[0, i] = v
+                Y[1, i] = w
+
+    rng = np.random.default_rng(0)
+    a, d = rng.integers(1, 100, N, np.int32), rng.integers(-3, 3, N, np.int32)
+    d[3], d[5], is_inside = 2_000_000_000, -2_000_000_000, (d >= 0)
+    is_inside[[3, 5]] = False
+    divided = np.where(d != 0, a // np.where(d == 0, 1, d), 5)
+    picked = np.where(is_inside, a[np.where(is_inside, d, 0)], 1)
+    run_both(main, [a, d], [np.zeros((2, N), np.int32)], [np.stack([divided, picked])])

@@ -7,7 +7,7 @@ logarithms of a softmax only that of the wanted class is. Signatures are torch's
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
@@ -90,9 +90,7 @@ def cross_entropy(
 ) -> Any:  # fmt: skip
     """Return how unlikely wanted classes are, by the logits (rows, classes) of all."""
     old = (weight, size_average, reduce)
-    is_known = isinstance(target, Node) and target.dtype == "int64" and input.dtype in FLOATS
-    is_of_rows = is_known and len(input.shape) == 2 and target.shape == input.shape[:1]
-    if not is_of_rows or any(x is not None for x in old) or reduction not in REDUCTIONS:
+    if not _are_classes_of_rows(input, target, old, reduction):
         given = (input, target, weight, size_average, ignore_index, reduce, reduction)
         return _by_torch("cross_entropy", span, *given, label_smoothing)
     rows = (input.shape[0], 1)
@@ -109,12 +107,27 @@ def cross_entropy(
     is_wanted = reshaped(is_wanted, rows, span)
     found = pointwise("where", is_wanted, found, 0.0, span=span, dtype="float32")
     found = reshaped(found, input.shape[:1], span)
+    return _of_wanted(found, count, input.dtype, reduction, span)
+
+
+def _are_classes_of_rows(input: Node, target: Any, old: Sequence[Any], reduction: str) -> bool:
+    """Return whether each row of numbers has a class, and nothing is asked that torch alone knows.
+
+    ``old``: weights of classes, and arguments that torch keeps for old programs.
+    """
+    is_known = isinstance(target, Node) and target.dtype == "int64" and input.dtype in FLOATS
+    is_of_rows = is_known and len(input.shape) == 2 and target.shape == input.shape[:1]
+    return is_of_rows and all(x is None for x in old) and reduction in REDUCTIONS
+
+
+def _of_wanted(found: Node, count: Node, dtype: str, reduction: str, span: SourceSpan) -> Node:
+    """Return the losses of rows, or their sum, or that by how many rows want a class."""
     if reduction == "none":
-        return cast(found, input.dtype, span)
+        return cast(found, dtype, span)
     found = reduced("sum", found, [0], True, span)
     if reduction == "mean":
         found = pointwise("div", found, reshaped(count, (1,), span), span=span)
-    return reshaped(cast(found, input.dtype, span), (), span)
+    return reshaped(cast(found, dtype, span), (), span)
 
 
 def nll_loss(
@@ -123,21 +136,14 @@ def nll_loss(
 ) -> Any:  # fmt: skip
     """Return how unlikely wanted classes are, by the logarithms (rows, classes) of all."""
     old = (weight, size_average, reduce)
-    is_known = isinstance(target, Node) and target.dtype == "int64" and input.dtype in FLOATS
-    is_of_rows = is_known and len(input.shape) == 2 and target.shape == input.shape[:1]
-    if not is_of_rows or any(x is not None for x in old) or reduction not in REDUCTIONS:
+    if not _are_classes_of_rows(input, target, old, reduction):
         given = (input, target, weight, size_average, ignore_index, reduce, reduction)
         return _by_torch("nll_loss", span, *given)
     classes, is_wanted, count = calls.called("classes", _wanted, (target, ignore_index), {}, span)
     found = gather(span, input, 1, classes)
     found = pointwise("neg", reshaped(found, target.shape, span), span=span, dtype="float32")
     found = pointwise("where", is_wanted, found, 0.0, span=span, dtype="float32")
-    if reduction == "none":
-        return cast(found, input.dtype, span)
-    found = reduced("sum", found, [0], True, span)
-    if reduction == "mean":
-        found = pointwise("div", found, reshaped(count, (1,), span), span=span)
-    return reshaped(cast(found, input.dtype, span), (), span)
+    return _of_wanted(found, count, input.dtype, reduction, span)
 
 
 def _wanted(classes: Any, ignored: int) -> tuple[Any, Any, Any]:

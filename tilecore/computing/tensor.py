@@ -378,11 +378,7 @@ def _called(
         args = (*map(_with_elements, args[:1]), *args[1:])
     else:
         need_elements(*(v.node for v in (*args, *kwargs.values()) if isinstance(v, Traced)))
-    if (
-        own in ("var", "std", "var_mean", "std_mean")
-        and device() is not None
-        and not says_correction(args, kwargs)
-    ):
+    if own in VARIANCES and device() is not None and not says_correction(args, kwargs):
         kwargs = {**kwargs, "correction": 1}  # of NumPy it is 0
     of_torch = function or _method(bare, args, kwargs)
     if own in FUNCTIONS and not is_of_torch(own, args, kwargs):
