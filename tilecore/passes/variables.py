@@ -25,7 +25,7 @@ from tilecore.ir.nodes import (
     Store,
 )
 from tilecore.ir.substitute import Rebuilder
-from tilecore.ir.visitor import Rewriter, children, expressions, flat, walk, walk_expr
+from tilecore.ir.visitor import Rewriter, buffers_of, children, flat, loads, walk, walk_expr
 
 MOST_CHOSEN = 64  # nodes of a value that a branch assigns: it stands in the choice
 
@@ -43,7 +43,7 @@ class _Launches(Rewriter):
         if not any(isinstance(s, Store) and s.buffer.is_var for s in stmts):
             return launch
         reads = Counter(b for s in stmts for b in _loaded(s))
-        shared = {b for s in stmts if not children(s) for b in _Buffers.of(s) - _touched(s)}
+        shared = {b for s in stmts if not children(s) for b in buffers_of(s) - _touched(s)}
         found = _Nests(reads, shared).visit(launch.body)
         return launch if found is launch.body else replace(launch, body=found)
 
@@ -104,12 +104,12 @@ class _Named:
             if isinstance(stmt, Store) and stmt.buffer in self.variables:
                 yield from self._assigned(stmt, values)
             elif isinstance(stmt, If):
-                behind = set(later).union(*(_used(s) for s in stmts[at + 1 :]))
+                behind = set(later).union(*(buffers_of(s) for s in stmts[at + 1 :]))
                 yield from self._branches(stmt, values, behind)
             else:
                 if assigned := _assigned_in(stmt) & self.variables:
                     raise _StaysError(assigned)
-                is_reader = bool(_used(stmt) & self.variables)
+                is_reader = bool(buffers_of(stmt) & self.variables)
                 yield _Values(values, self.variables).stmt(stmt) if is_reader else stmt
 
     def _assigned(self, stmt: Store, values: dict[Buffer, Expr]) -> Iterator[Stmt]:
@@ -185,41 +185,14 @@ class _Values(Rebuilder):
         return super().expr(expr)
 
 
-class _Buffers(Rebuilder):
-    """Collects the buffers that a statement names, but for one that it brings into being."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: set[Buffer] = set()
-
-    @classmethod
-    def of(cls, stmt: Stmt) -> set[Buffer]:
-        """Return those of a statement without others inside."""
-        seen = cls()
-        seen.stmt(stmt)
-        own = {stmt.buffer} if isinstance(stmt, Alloc) else set()
-        return seen.found - own
-
-    def buffer(self, buffer: Buffer) -> Buffer:
-        """Return ``buffer``, and keep it and what it is a view of."""
-        self.found |= {buffer, buffer.root}
-        return buffer
-
-
 def _assigned_in(stmt: Stmt) -> set[Buffer]:
     return {s.buffer for s in walk(stmt) if isinstance(s, Store)}
 
 
-def _used(stmt: Stmt) -> set[Buffer]:
-    """Return the buffers that a statement, or one inside of it, stores to or loads from."""
-    return {b for s in walk(stmt) for b in _touched(s)}
-
-
 def _touched(stmt: Stmt) -> set[Buffer]:
-    """Return the buffers that a statement itself stores to or loads from."""
-    return _loaded(stmt) | ({stmt.buffer} if isinstance(stmt, Store) else set())
+    """Return the buffers that a statement itself stores to, loads from, or brings into being."""
+    return _loaded(stmt) | ({stmt.buffer} if isinstance(stmt, (Store, Alloc)) else set())
 
 
 def _loaded(stmt: Stmt) -> set[Buffer]:
-    nodes = (n for e in expressions(stmt) for n in walk_expr(e))
-    return {n.buffer for n in nodes if isinstance(n, Load)}
+    return {load.buffer for load in loads(stmt)}
