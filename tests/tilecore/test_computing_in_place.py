@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import tilecore
-from tilecore.errors import ShapeMismatch, TypeMismatch, UnsupportedSyntax
+from tilecore.errors import ArgumentError, ShapeMismatch, TypeMismatch, UnsupportedSyntax
 
 WEIGHT = torch.nn.Parameter(torch.arange(8.0))
 
@@ -307,6 +307,130 @@ def test_what_is_not_to_be_written_is_told_with_its_line(function, error, said):
     assert said in caught.value.message
     assert caught.value.span.file == __file__
     assert torch.equal(hidden(), torch.arange(8.0))
+
+
+# --- arguments that kernels overwrite -------------------------------------------------------------
+
+
+def kept(x, y):
+    before = x.exp().sum(0)
+    x.mul_(y).add_(1)
+    return before, x.T
+
+
+def changed_twice(x, y):
+    x.add_(y)
+    y.sub_(x)
+
+
+def of_rows(x, y):
+    x.copy_(x.softmax(-1) * y)
+    y.copy_(x.sum(-1, keepdim=True).expand(*y.shape))
+
+
+def read_later(x, y):
+    before = x[0].clone()
+    x.add_(y)
+    return before @ x.T
+
+
+def read_as_a_view(x, y):
+    old = x.clone()
+    x.copy_(y + 1)
+    return (x + old).T, old
+
+
+def turned(x, y):
+    x.copy_(x.flip(0) + y)
+
+
+def of_all_rows(x, y):
+    x.copy_(x[:1] + y + x)
+
+
+def twice(x, y):
+    x.add_(y)
+    return x.clone(), x.clone()
+
+
+def given_back(x, y):
+    x.mul_(2)
+    return x, x + y
+
+
+@pytest.mark.parametrize(
+    ("function", "count"),
+    [
+        (kept, 1), (changed_twice, 2), (of_rows, 1), (read_later, 0), (read_as_a_view, 0),
+        (turned, 1), (of_all_rows, 0), (twice, 0), (given_back, 1),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("turns", [False, True])
+def test_arguments_are_overwritten_where_nothing_reads_them_later(function, count, turns):
+    x, y = torch.randn(20, 20), torch.rand(20, 20)
+    given = [t.T for t in (x, y)] if turns else [x, y]
+    wanted = [t.clone() for t in given]
+    versions, computation = [t._version for t in given], tilecore.compute(function)
+    torch.testing.assert_close(computation(*given), function(*wanted))
+    torch.testing.assert_close(given, wanted)
+    assert [t._version > v for t, v in zip(given, versions, strict=True)] == [
+        t._version > 0 for t in wanted
+    ]
+    stages = computation.plan(*given).stages
+    if not turns:  # others are copied to
+        assert sum(len(stage.program.overwritten) for stage in stages) == count
+
+
+def test_overwritten_arguments_of_sizes_that_vary():
+    def function(x, y):
+        x.mul_(y).add_(1)
+        return x.sum(-1)
+
+    computation = tilecore.compute(function)
+    for rows, columns in ((3, 8), (5, 40), (7, 9), (1, 1), (4, 1), (2, 300)):
+        given = [torch.randn(rows, columns) for _ in range(2)]
+        wanted = [t.clone() for t in given]
+        torch.testing.assert_close(computation(*given), function(*wanted))
+        torch.testing.assert_close(given, wanted)
+    assert computation.plan(*given).stages[0].program.overwritten == ("x_1",)
+
+
+def test_what_torch_saved_for_a_gradient_may_not_be_overwritten():
+    x, w = torch.ones(8), torch.ones(8, requires_grad=True)
+    loss = (x * w).sum()  # whose gradient is x
+    tilecore.compute(lambda x: x.add_(1))(x)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    with torch.inference_mode():
+        x = torch.ones(8)
+        tilecore.compute(lambda x: x.add_(1))(x)
+        assert torch.equal(x, torch.full((8,), 2.0))
+
+
+def test_tuning_a_kernel_leaves_what_it_overwrites_as_it_is():
+    def function(x, y):
+        x.mul_(0.5).add_(y)
+
+    given = [torch.randn(64, 64) for _ in range(2)]
+    wanted = [t.clone() for t in given]
+    computation = tilecore.compute(function)
+    computation.tune(*given, trials=3)
+    assert all(map(torch.equal, given, wanted))
+    (stage,) = computation.plan(*given).stages
+    assert stage.chosen.source == "measured"
+    computation(*given)
+    function(*wanted)
+    torch.testing.assert_close(given, wanted)
+
+
+def test_arrays_that_are_read_only_are_not_overwritten():
+    x = np.ones(8, np.float32)
+    tilecore.compute(lambda x: x.__iadd__(1))(x)
+    np.testing.assert_array_equal(x, 2)
+    x.flags.writeable = False
+    with pytest.raises(ArgumentError, match="writable"):
+        tilecore.compute(lambda x: x.__iadd__(1))(x)
+    np.testing.assert_array_equal(x, 2)
 
 
 def test_arrays_of_numpy_are_written_in_place():

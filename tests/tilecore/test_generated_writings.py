@@ -10,7 +10,7 @@ import tilecore
 from tests.tilecore.writing_generator import NAMES, Writing, writings
 from tilecore.errors import UnsupportedSyntax
 
-REFUSED = ("whether they share memory", "what expand repeats")
+REFUSED = ("whether they share memory", "what expand repeats", "only writes elements of a tensor")
 
 
 def check(drawn: Writing) -> None:
@@ -24,6 +24,7 @@ def check(drawn: Writing) -> None:
         return
     for got, wanted in zip(found, drawn.results, strict=True):
         assert torch.equal(got, wanted), (got, wanted)
+    assert all(map(torch.equal, drawn.inputs, drawn.after))
 
 
 @settings(max_examples=20)
@@ -36,4 +37,17 @@ def test_every_name_sees_what_torch_writes(drawn: Writing) -> None:
 @settings(max_examples=300)
 @given(drawn=writings())
 def test_more_names_see_what_torch_writes(drawn: Writing) -> None:
+    check(drawn)
+
+
+@settings(max_examples=20)
+@given(drawn=writings(writes_arguments=True))
+def test_arguments_are_what_torch_makes_of_them(drawn: Writing) -> None:
+    check(drawn)
+
+
+@pytest.mark.exhaustive
+@settings(max_examples=300)
+@given(drawn=writings(writes_arguments=True))
+def test_more_arguments_are_what_torch_makes_of_them(drawn: Writing) -> None:
     check(drawn)

@@ -1,7 +1,7 @@
 """Random functions of views and of writes to them, for hypothesis: torch runs each line as drawn.
 
 All numbers are small integers, so that results are exact in whichever order they are computed.
-Lines that torch refuses, or that write to an argument, are dropped.
+Lines that torch refuses are dropped, and those that write to an argument where none is to be.
 """
 
 from __future__ import annotations
@@ -45,11 +45,12 @@ WRITES = (
 
 @dataclass
 class Writing:
-    """A function: its text, arguments for it, and what torch returned."""
+    """A function: its text, arguments for it, what torch returned, and made of the arguments."""
 
     source: str = ""
     inputs: list[torch.Tensor] = field(default_factory=list)
     results: tuple[torch.Tensor, ...] = ()
+    after: list[torch.Tensor] = field(default_factory=list)
 
     def __repr__(self) -> str:
         given = ", ".join(f"{list(x.shape)}{x.stride()}" for x in self.inputs)
@@ -59,8 +60,8 @@ class Writing:
 class Writer:
     """Draws one function, line by line."""
 
-    def __init__(self, draw: Callable[..., object]) -> None:
-        self.draw = draw
+    def __init__(self, draw: Callable[..., object], writes_arguments: bool) -> None:
+        self.draw, self.writes_arguments = draw, writes_arguments
         self.values: dict[str, torch.Tensor] = {}
         self.lines: list[str] = []
         self.given: list[torch.Tensor] = []
@@ -101,9 +102,10 @@ class Writer:
     def line(self) -> None:
         kind = self.choice([WRITES, VIEWS, WRITES, NEW, VIEWS])
         known = list(self.values)
-        if kind is WRITES:
+        if kind is WRITES and not self.writes_arguments:
             known = [n for n in known if not self.is_given(self.values[n])]
-        name = self.choice(known[-5:])
+        last = known[:2] if self.writes_arguments and self.number(0, 2) == 0 else known[-5:]
+        name = self.choice(last)
         text, made = self.filled(self.choice(kind), name), f"v{len(self.values)}"
         text = text if kind is WRITES else f"{made} = {text}"
         before = {n: v.clone() for n, v in self.values.items()}
@@ -143,14 +145,16 @@ class Writer:
             self.line()
         last = list(self.values)[2:]
         names = [last[-1], *(n for n in last[:-1] if self.number(0, 1))] if last else ["x0"]
+        if self.writes_arguments and self.number(0, 3) == 0:
+            names.append("x0")
         source = "\n".join(
             ["def function(x0, x1):", *self.lines, f"    return {', '.join(names)},"]
         )
         results = tuple(self.values[n].clone() for n in names)
-        return Writing(source, inputs, results)
+        return Writing(source, inputs, results, [x.clone() for x in self.given])
 
 
 @st.composite
-def writings(draw) -> Writing:
+def writings(draw, writes_arguments: bool = False) -> Writing:
     """Functions of up to twelve lines over tensors of up to 400 small integers."""
-    return Writer(draw).write()
+    return Writer(draw, writes_arguments).write()

@@ -82,12 +82,27 @@ def copied(tensor: Any, shape: tuple[int, ...]) -> Any:
     return tensor.clone(memory_format=torch.contiguous_format).reshape(shape)
 
 
+def own(tensor: Any) -> Any:
+    """Return a copy, laid out alike."""
+    return tensor.detach().clone() if hasattr(tensor, "detach") else tensor.copy(order="K")
+
+
 def write(tensor: Any, value: Any) -> None:
-    """Have a tensor hold what another one of its shape does."""
-    if hasattr(tensor, "copy_"):
+    """Have a tensor hold what another one of its shape does; that may be itself, by now."""
+    if tensor is value:
+        _note_write(tensor)
+    elif hasattr(tensor, "copy_"):
         tensor.copy_(value)
     else:
         np.copyto(tensor, value)
+
+
+def _note_write(tensor: Any) -> None:
+    """Tell torch of a write that it did not do, so that it refuses gradients of what was there."""
+    if hasattr(tensor, "is_inference") and not tensor.is_inference():
+        import torch
+
+        torch.autograd.graph.increment_version(tensor)
 
 
 def memory(tensor: Any) -> int:

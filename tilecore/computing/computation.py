@@ -24,6 +24,7 @@ from tilecore.computing.graph import Node, consumers, ordered, rewritten
 from tilecore.computing.held import Changing, Held
 from tilecore.computing.operands import input_of, need_elements
 from tilecore.computing.operands import reading as reading_now
+from tilecore.computing.overwriting import overwritten
 from tilecore.computing.places import (
     GPU_ALIGNMENT_BYTES,
     Place,
@@ -46,6 +47,7 @@ from tilecore.computing.plan import (
 from tilecore.computing.storage import CALLERS
 from tilecore.computing.tensor import Deciding, Traced, argument, need_tensors, reading, real
 from tilecore.computing.text import Program
+from tilecore.computing.together import together
 from tilecore.computing.trees import Arguments, Outcome, Passed
 from tilecore.computing.unread import without_positions
 from tilecore.computing.variants import Variant, Variants
@@ -178,7 +180,9 @@ class Computation:
                 tuned.add(stage)
                 stage.tune(tensors, trials)
 
-        plan.computed(given.tensors, before=tune)
+        tensors = {k: arrays.own(t) if k in plan.outcome.writes else t
+                   for k, t in given.tensors.items()}  # fmt: skip
+        plan.computed(tensors, before=tune)
         variant.calls.clear()  # which may know another plan
         return plan
 
@@ -204,7 +208,7 @@ class Computation:
                 config = " ".join(f"{k}={v}" for k, v in stage.chosen.config.items())
                 lines += [
                     f"{stage.program.name}: {made}",
-                    f"  reads {read}; returns {step.root.shape}",
+                    f"  reads {read}; {_made(step)}",
                     f"  {config}: {stage.chosen.rationale}",
                 ]
         return "\n".join(lines)
@@ -334,9 +338,9 @@ class Computation:
         owners = [_owner(r) for r in found]
         need_elements(*roots)
         is_on_gpu = self._alignment > 1
-        ways = [steps(roots, joins_products=False)]
+        ways = [_steps(roots, joins_products=False)]
         if is_on_gpu:  # CPUs are not faster so, and slower where rows are few
-            joined = steps(roots, joins_products=True)
+            joined = _steps(roots, joins_products=True)
             ways += [joined] if any(isinstance(g, Group) and g.twin for g in joined[0]) else []
         kernels = sum(isinstance(step, Group) for step in ways[0][0])
         ahead = Ahead(len(ways) == 1 and HELPER.pays(kernels))
@@ -359,13 +363,18 @@ class Computation:
         """
         users, stages = consumers(ordered(results)), dict[Any, Stage]()
         made: list[Step] = []
+        becomes = {inputs[name]: results[number] for name, number in outcome.writes.items()}
+        over = overwritten(order, results, becomes)
+        for root, place in over.items():
+            places.overwrite(place, root)
         for step in order:
             if isinstance(step, Group):
                 readers = [] if step.root in results else users[step.root]
                 axes = wanted_order(step.root, readers)
-                stage, reads = self._stage(step, stages, places, axes, ahead)
+                stage, program = self._stage(step, stages, places, axes, ahead)
                 ahead.take(stage)
-                launch = Launch(stage, reads, step.root, stage.program.numbers)
+                reads = [p.place for p in program.inputs]
+                launch = Launch(stage, reads, program.results, program.numbers)
                 made += [*_copies(places), launch]
             elif step.kind == "call":
                 at = [places.of(node) for node in step.producers]
@@ -380,7 +389,7 @@ class Computation:
         made += _copies(places)
         owned: dict[Node, int] = {}
         for i, (place, owner) in enumerate(zip(at, owners, strict=True)):
-            if owner is None:
+            if owner is None or results[i] in over:
                 continue
             is_given = place.memory.kind == "input"
             if is_given or owned.setdefault(place.memory, owner) != owner:  # a clone()
@@ -389,21 +398,20 @@ class Computation:
                 at[i] = Place(node, 0, place.shape, row_major(place.shape))
         for name, number in outcome.writes.items():
             made = written_in_place(made, results[number], inputs[name])
-        read = {n for n in order if isinstance(n, Node)}
+        read = {n for n in order if isinstance(n, Node)} | set(over.values())
         named = {k: n for k, n in inputs.items() if n in read}
         return Plan(named, made, at, outcome, self._alignment)
 
     def _stage(
         self, group: Group, known: dict[Any, Stage], places: Places, order: tuple[int, ...] | None,
         ahead: Ahead,
-    ) -> tuple[Stage, list[Place]]:  # fmt: skip
-        """Return a kernel and where its tensors lie; one of ``known`` where texts are the same."""
+    ) -> tuple[Stage, Program]:  # fmt: skip
+        """Return a kernel, one of ``known`` where texts are the same, and a group's program."""
         own = self.name
         name = f"{own if own.isidentifier() else 'computation'}_{len(known)}"  # it may be a lambda
         program, order = written(group, name, places, order)
         if order is not None:
             places.write(group.root, order)
-        reads = [p.place for p in program.inputs]
         texts = dict.fromkeys((program.text, program.sample))
         like = tuple(_unnamed(text, name, program) for text in texts)
         if like not in known:
@@ -413,7 +421,7 @@ class Computation:
                 stage = self._new_stage(group, program)
             known[like] = stage
             self._stages.keep(tuple(texts), stage)  # plans of other sizes run it, too
-        return known[like], reads
+        return known[like], program
 
     def _new_stage(self, group: Group, program: Program) -> Stage:
         texts = dict.fromkeys((program.text, program.sample))
@@ -430,6 +438,15 @@ def _unnamed(text: str, name: str, program: Program) -> str:
     return re.sub(r"\w+", lambda word: names.get(word[0], word[0]), text)
 
 
+def _made(launch: Launch) -> str:
+    """Return what a kernel returns, and writes to, in words."""
+    shapes = ", ".join(str(root.shape) for root in launch.roots)
+    program = launch.stage.program
+    over = [p.name for p in program.inputs if p.name in program.overwritten]
+    said = [f"returns {shapes}"] * bool(shapes) + [f"writes to {', '.join(over)}"] * bool(over)
+    return " and ".join(said)
+
+
 def _in_their_places(
     roots: Sequence[Node], outcome: Outcome, inputs: Mapping[str, Node]
 ) -> list[Node]:  # fmt: skip
@@ -440,6 +457,12 @@ def _in_their_places(
         in_place = {old: in_its_place(old, inputs[name])}
         found = rewritten(found, functools.partial(_of_others, in_place))
     return found
+
+
+def _steps(roots: Sequence[Node], joins_products: bool) -> tuple[list[Group | Node], list[Node]]:
+    """Return what ``fusion.steps`` does, of kernels that may have several results."""
+    order, results = steps(roots, joins_products)
+    return together(order, results), results
 
 
 def _of_others(others: Mapping[Node, Node], node: Node) -> Node:

@@ -1,8 +1,10 @@
 """Which nodes of a computation become one kernel.
 
-A kernel has one result, its *root*, and what is needed for it alone: functions of elements,
+A kernel has a result, its *root*, and what is needed for it alone: functions of elements,
 reductions along the rows, and at most one product or attention, whose result they turn into the
-root (an epilogue). Views are no kernels; tensors that several kernels need are stored.
+root (an epilogue). Views are no kernels; tensors that several kernels need are stored. Kernels of
+elements and rows that read the same, or one another's result, are one in the end, which may have
+several results (``together``).
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ class Group:
 
     Attributes:
         root: its result.
+        others: further results, of the same rows.
         members: its nodes, producers first.
         rows: extents of the axes but the last.
         columns: the last one; None while only values per row are known.
@@ -51,6 +54,7 @@ class Group:
     """
 
     root: Node
+    others: list[Node] = field(default_factory=list)
     members: list[Node] = field(default_factory=list)
     rows: tuple[int, ...] = ()
     columns: int | None = None
@@ -65,7 +69,7 @@ class Group:
         """Return the group of a root alone."""
         shape = domain(root)
         columns = None if shape[-1] == 1 else shape[-1]
-        group = cls(root, [], shape[:-1], columns, takes_twin=takes_twin)
+        group = cls(root, rows=shape[:-1], columns=columns, takes_twin=takes_twin)
         group._add(root)
         return group
 
@@ -138,6 +142,11 @@ class Group:
         if a is not other or is_turned[0] != is_turned[1] or ends != ends_of_last:
             return False
         return b.shape[:-2] == last.shape[:-2]
+
+    @property
+    def roots(self) -> tuple[Node, ...]:
+        """All of its results."""
+        return (self.root, *self.others)
 
     @property
     def operands(self) -> list[Node]:

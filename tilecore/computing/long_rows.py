@@ -12,7 +12,15 @@ from collections.abc import Sequence
 from tilecore.computing.fusion import Group
 from tilecore.computing.graph import Node
 from tilecore.computing.places import Places
-from tilecore.computing.rows import NEUTRAL, REDUCTIONS, Loop, combined, stored, wide
+from tilecore.computing.rows import (
+    NEUTRAL,
+    REDUCTIONS,
+    Loop,
+    combined,
+    stored,
+    stored_as,
+    wide,
+)
 from tilecore.computing.text import Names, Program, indented, program
 
 HELD = 32768  # numbers of a row that the threads of a block can have in their registers
@@ -49,23 +57,22 @@ class _Walks:
             found = [node for node in reductions if self._depth[node] == depth]
             if found:
                 self._walk(found)
-        root = group.root
-        is_whole = wide(group, root)
-        if is_whole:
-            loop = self._loop()
-            loop.compute(root)
-            value = loop.known[root]
-            given = value if root.dtype == "float32" else f"T.cast({value}, {root.dtype!r})"
-            store = f"out[b * block_M + i, c * block_N + j] = {given}"
-            self._lines += _over_columns(self._columns, [*loop.lines, store])
-        else:
-            self._lines.append(f"T.copy({self._known[root].removesuffix('[i]')}, out[b * block_M])")
+        loop, stores = self._loop(), []
+        for root in group.roots:
+            if wide(group, root):
+                target = self._names.written(root, (count, self._columns))
+                value = stored_as(root.dtype, loop.compute(root))
+                stores.append(f"{target}[b * block_M + i, c * block_N + j] = {value}")
+            else:
+                made, target = self._known[root], self._names.written(root, (count,))
+                self._lines.append(f"T.copy({made.removesuffix('[i]')}, {target}[b * block_M])")
+        if stores:
+            self._lines += _over_columns(self._columns, [*loop.lines, *stores])
         lines = [
             f"with T.Kernel(T.ceildiv({count}, block_M), threads=threads) as b:",
             *(f"    {line}" for line in (*self._made, *self._lines)),
         ]
-        output = (count, self._columns) if is_whole else (count,)
-        return program(group, self._name, self._names, output, KNOBS, indented(lines, 2), SPACE)
+        return program(group, self._name, self._names, None, KNOBS, indented(lines, 2), SPACE)
 
     def _walk(self, found: Sequence[Node]) -> None:
         """Reduce along the columns, each thread its own ones first."""

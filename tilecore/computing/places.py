@@ -148,6 +148,10 @@ class Places:
         strides = tuple(outer[order.index(axis)] for axis in range(len(order)))
         self._known[root] = Place(root, 0, root.shape, strides)
 
+    def overwrite(self, argument: Node, root: Node) -> None:
+        """Tell that the result of a kernel is written where an argument lies, all of it."""
+        self._known[root] = Place(argument, 0, root.shape, row_major(root.shape))
+
     def read(self, node: Node, fits: Callable[[Place], bool] = lambda place: True) -> Place:
         """Return where a kernel reads a tensor: in place if it lies well for that, or in a copy."""
         place = self.of(node)

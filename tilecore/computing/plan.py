@@ -85,7 +85,7 @@ class Stage:
         advice = recommended(self.program, self.sample, trials)
         configs = [{**c.config, **c.lowering} for c in advice]
         tuner = AutoTuner.from_kernel(self.function, configs)
-        tuner.set_profile_args(ref_prog=self.kernel.run)
+        tuner.set_profile_args(ref_prog=self._reference)
         with set_autotune_inputs(*tensors):
             found = tuner.run()
         measured = found.latency / 1e3
@@ -95,6 +95,14 @@ class Stage:
             rationale=f"fastest of {len(advice)} configs measured: {measured * 1e6:.1f} us",
         )  # fmt: skip
         self.kernel = found.kernel
+
+    def _reference(self, *tensors: Any) -> Any:
+        """Return what the present kernel computes, of copies of what it would write to."""
+        over = self.program.overwritten
+        at = [i for i, p in enumerate(self.program.inputs) if p.name in over]
+        given = [arrays.own(t) if i in at else t for i, t in enumerate(tensors)]
+        made = self.kernel.run(*given)
+        return made if self.program.results else [given[i] for i in at]
 
 
 class Ahead:
@@ -154,14 +162,14 @@ class Launch:
 
     Attributes:
         stage: the kernel.
-        reads: where its tensors lie.
-        root: what it computes.
+        reads: where its tensors lie, those among them that it writes to.
+        roots: what it returns.
         numbers: extents that it gets beside them.
     """
 
     stage: Stage
     reads: Sequence[Place]
-    root: Node
+    roots: tuple[Node, ...]
     numbers: tuple[Any, ...] = ()
 
 
@@ -232,7 +240,10 @@ class Plan:
             if isinstance(step, Launch):
                 given = [arrays.at(known, place) for place in step.reads]
                 before(step.stage, given)
-                known[step.root] = step.stage.kernel.run(*given, *step.numbers)
+                made = step.stage.kernel.run(*given, *step.numbers)
+                if step.roots:
+                    several = made if len(step.roots) > 1 else (made,)
+                    known.update(zip(step.roots, several, strict=True))
             elif isinstance(step, Copy):
                 known[step.node] = arrays.copied(arrays.at(known, step.source), step.node.shape)
             elif isinstance(step, Called):
@@ -297,7 +308,7 @@ def _parts(part: Any) -> list[Any]:
         return [part.memory]
     if isinstance(part, Copy):
         return [part.node, part.source]
-    return [part.root if isinstance(part, Launch) else part.node, *part.reads]
+    return [*(part.roots if isinstance(part, Launch) else (part.node,)), *part.reads]
 
 
 class _Sized:
@@ -318,7 +329,7 @@ class _Sized:
         reads = [self.place(place) for place in step.reads]
         if isinstance(step, Launch):
             numbers = self._numbers(step.numbers)
-            return Launch(step.stage, reads, self.node(step.root), numbers)
+            return Launch(step.stage, reads, tuple(map(self.node, step.roots)), numbers)
         return Called(self.node(step.node), reads, step.is_in_place)
 
     def node(self, node: Node) -> Node:

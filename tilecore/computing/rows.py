@@ -37,13 +37,14 @@ def combined(op: str, part: str, value: str, keeps_nan: Any) -> str:
 def elements(group: Group, name: str, places: Places) -> Program:
     """Return the program of a group without reductions and product."""
     names, operands, root = Names(group, places), group.operands, group.root
-    parts = root.producers if root.kind == "joined" else (root,)
+    parts = root.producers if root.kind == "joined" else group.roots
     whole = _place_of_part(root)
     found = [places.elements(node, len(parts)) for node in operands]
     shape, (*read, _) = joined(domain(root), [*found, whole])
     rows: Shape = shape[:-1] or (1,)
     columns, count = shape[-1], math.prod(rows)
-    inner = Loop(group, names)
+    output, index = _output(root, shape)
+    inner, targets = Loop(group, names), [names.written(node, output) for node in group.roots]
     for node, place in zip(operands, read, strict=True):
         inner.known[node] = names.element(node, place, rows, columns, "row", "column")
     for part in parts:
@@ -66,12 +67,13 @@ def elements(group: Group, name: str, places: Places) -> Program:
         if columns <= FEW_COLUMNS[-1]:
             fits = next(n for n in FEW_COLUMNS if n >= columns)
             space = {"block_M": MANY_ROWS, "block_N": (fits,)}
-    output, index = _output(root, shape)
     lines = [*head, *(f"        {line}" for line in inner.lines)]
-    for at, part in enumerate(parts):
+    if root.kind == "joined":
+        targets *= len(parts)
+    for at, (part, target) in enumerate(zip(parts, targets, strict=True)):
         stored_at = index.format(part=at)
-        lines.append(f"        out[{stored_at}] = {_stored(group, inner.known[part])}")
-    return program(group, name, names, output, knobs, indented(lines, 2), space)
+        lines.append(f"        {target}[{stored_at}] = {stored_as(part.dtype, inner.known[part])}")
+    return program(group, name, names, None, knobs, indented(lines, 2), space)
 
 
 def _place_of_part(root: Node) -> Place:
@@ -165,7 +167,7 @@ def of_rows(group: Group, node: Node) -> bool:
 
 def stored(group: Group, node: Node, users: Sequence[Node]) -> bool:
     """Return whether a node gets a fragment; ``users``: who reads it."""
-    if node is group.root or node.kind == "reduce":
+    if node in group.roots or node.kind == "reduce":
         return True
     if of_rows(group, node):
         return any(user.kind == "reduce" or not of_rows(group, user) for user in users)
@@ -202,8 +204,8 @@ class Loop:
         return self.known[node]
 
 
-def _stored(group: Group, text: str) -> str:
-    dtype = group.root.dtype
+def stored_as(dtype: str, text: str) -> str:
+    """Return the text of a float32 as an element of a tensor."""
     return text if dtype == "float32" else f"T.cast({text}, {dtype!r})"
 
 
@@ -240,18 +242,17 @@ class _Rows:
                 self._load(node)
         for at, node in enumerate(self._stored):
             self._step(node, self._stored[at + 1 :])
-        root = self._group.root
-        whole = root.shape[-1:] == (self._columns,) and self._is_wide(root)
-        output = (self._count, self._columns) if whole else (self._count,)
-        self._lines.append(
-            f"T.copy({self._places[root]}, out[b * block_M{', 0' if whole else ''}])"
-        )
+        for root in self._group.roots:
+            whole = root.shape[-1:] == (self._columns,) and self._is_wide(root)
+            output = (self._count, self._columns) if whole else (self._count,)
+            target = f"{self._names.written(root, output)}[b * block_M{', 0' if whole else ''}]"
+            self._lines.append(f"T.copy({self._places[root]}, {target})")
         lines = [
             f"with T.Kernel(T.ceildiv({self._count}, block_M), threads=threads) as b:",
             *(f"    {line}" for line in (*self._made, *self._lines)),
         ]
         return program(
-            self._group, self._name, self._names, output, "block_M=4, threads=128",
+            self._group, self._name, self._names, None, "block_M=4, threads=128",
             indented(lines, 2), {"block_M": ROWS},
         )  # fmt: skip
 
@@ -334,7 +335,7 @@ class _Rows:
         """Give back the fragments that no later step reads; this one may write to them."""
         for one, place in list(self._places.items()):
             is_read = any(self._reads(step, one) for step in later)
-            if self._is_wide(one) and not is_read and one is not self._group.root:
+            if self._is_wide(one) and not is_read and one not in self._group.roots:
                 del self._places[one]
                 self._free.append(place)
 

@@ -71,10 +71,12 @@ class Program:
     Attributes:
         name: of its function.
         text: a module of Python with that function.
-        inputs: its tensors but the last, which is the result.
+        inputs: its tensors but the last ones, which are new results.
         space: values to choose from, by knob.
         sample: the text for the sizes at hand, where those of ``text`` vary.
         numbers: extents that it gets as numbers, after its inputs.
+        results: the nodes of its new results.
+        overwritten: the names of inputs that it writes to.
     """
 
     name: str
@@ -83,6 +85,8 @@ class Program:
     space: Mapping[str, tuple[int, ...]]
     sample: str
     numbers: tuple[Extent, ...] = ()
+    results: tuple[Node, ...] = ()
+    overwritten: tuple[str, ...] = ()
 
 
 class Names:
@@ -90,18 +94,26 @@ class Names:
 
     Attributes:
         places: where they lie.
+        overwritten: names of arguments that the program writes to.
     """
 
     def __init__(self, group: Group, places: Places) -> None:
         self.places = places
+        self.overwritten: list[str] = []
         self._read: dict[Place, Parameter] = {}
-        self._taken = {"out", *RESERVED}
+        self._made: dict[Node, Parameter] = {}
+        self._taken = set(RESERVED)
         self._members = {node: f"v{i}" for i, node in enumerate(group.members)}
 
     @property
     def inputs(self) -> tuple[Parameter, ...]:
         """The tensors that the program reads."""
         return tuple(self._read.values())
+
+    @property
+    def outputs(self) -> tuple[Parameter, ...]:
+        """The new tensors that the program writes."""
+        return tuple(self._made.values())
 
     def of(self, node: Node) -> str:
         """Return the name of what a node of the program computes."""
@@ -113,14 +125,33 @@ class Names:
         if found is None:
             memory = node if node.kind == "input" else place.memory
             plain = memory.op.replace(".", "_") if memory.kind == "input" else "made"
-            plain = plain if plain.isidentifier() else "given"
-            name, count = plain, 0
-            while name in self._taken or keyword.iskeyword(name):
-                count += 1
-                name = f"{plain}_{count}"
-            self._taken.add(name)
+            name = self._free(plain if plain.isidentifier() else "given")
             found = self._read[place] = Parameter(name, node, place)
         return found.name
+
+    def written(self, root: Node, shape: Shape) -> str:
+        """Return the name of the tensor that a result is written to: an argument, or a new one.
+
+        ``shape``: that the program gives it.
+        """
+        memory = self.places.of(root).memory
+        place = Place(memory, 0, shape, row_major(shape))
+        if memory is not root:
+            found = self.read(memory, place)
+            self.overwritten.append(found)
+            return found
+        name = self._free("out")
+        self._made[root] = Parameter(name, root, place)
+        return name
+
+    def _free(self, plain: str) -> str:
+        """Return a name that nothing has yet, and which is taken from now on."""
+        name, count = plain, 0
+        while name in self._taken or keyword.iskeyword(name):
+            count += 1
+            name = f"{plain}_{count}"
+        self._taken.add(name)
+        return name
 
     def element(
         self, node: Node, place: Place, rows: Shape, columns: int, row: str, column: str
@@ -225,7 +256,7 @@ def _cut(node: Node, text: str) -> str:
 
 
 def program(
-    group: Group, name: str, names: Names, output: Shape, knobs: str, body: str,
+    group: Group, name: str, names: Names, output: Shape | None, knobs: str, body: str,
     space: Mapping[str, tuple[int, ...]] | None = None, helpers: str = "",
 ) -> Program:  # fmt: skip
     """Return the program of a group: a module with one function that makes it.
@@ -234,31 +265,37 @@ def program(
         group: what it computes.
         name: of the function.
         names: of its tensors.
-        output: shape of the result.
+        output: shape of the result, which is ``out``; None: ``names`` has the results.
         knobs: parameters of the function.
         body: of the program.
         space: values to choose from, by knob; None: the recommender's own.
         helpers: text of functions that the body calls.
     """
-    out = Parameter("out", group.root, Place(group.root, 0, output, row_major(output)))
+    if output is not None:
+        names.written(group.root, output)
+    outputs = names.outputs
+    out_idx = [at - len(outputs) for at in range(len(outputs))]
     end = f"{body}\n    return {name}_program\n"
     head = (
         "import tilecore as tilelang\nimport tilecore.language as T\n\n\n"
-        f"{helpers}@tilelang.jit(out_idx=[-1])\ndef {name}({knobs}):\n"
+        f"{helpers}@tilelang.jit(out_idx={out_idx})\ndef {name}({knobs}):\n"
     )
 
     def top(numbers: Sequence[str] = ()) -> str:
         given = [f"{p.name}: {p.annotation}" for p in names.inputs]
-        given += [*(f"{number}: T.int64" for number in numbers), f"{out.name}: {out.annotation}"]
+        given += [*(f"{number}: T.int64" for number in numbers)]
+        given += [f"{p.name}: {p.annotation}" for p in outputs]
         arguments = "".join(f"        {argument},\n" for argument in given)
         return f"    @T.prim_func\n    def {name}_program(\n{arguments}    ):\n"
 
     given = [n for p in names.inputs for n in (*p.place.shape, *p.place.strides)]
     operands = [a for node in group.members for a in node.args]
-    extents = [n for n in (*given, *output, *operands) if varies(n)]
+    made = [n for p in outputs for n in p.place.shape]
+    results, over = tuple(p.node for p in outputs), tuple(names.overwritten)
+    extents = [n for n in (*given, *made, *operands) if varies(n)]
     if not extents:
         text = head + top() + end
-        return Program(name, text, names.inputs, space or {}, text)
+        return Program(name, text, names.inputs, space or {}, text, (), results, over)
     sizes = extents[0].sizes
     symbols = _symbols(sizes, [n for n in given if varies(n)])
 
@@ -280,7 +317,7 @@ def program(
     text = head + sizes.written(top(numbers), symbols) + bounds + sizes.written(end, symbols)
     sample = head + sizes.written(top() + end)
     arguments = tuple(Extent(sizes, {(number,): 1}) for number in numbers)
-    return Program(name, text, names.inputs, space or {}, sample, arguments)
+    return Program(name, text, names.inputs, space or {}, sample, arguments, results, over)
 
 
 def _ranges(sizes: Sizes, symbols: Mapping[str, str | int]) -> dict[str, tuple[int, int]]:
