@@ -4,9 +4,9 @@
         [--json FILE]
 
 torch eager, torch.compile (nan: it refuses the function) and ours, interleaved, each with new
-outputs per call: one thread by thread CPU time, several by wall time; medians, ratios torch / ours.
-Every result is checked against the function in float64 first. ``--tune N`` measures N configs per
-kernel before.
+outputs per call, where a function does not write to its arguments: one thread by thread CPU time,
+several by wall time; medians, ratios torch / ours. Every result, and what arguments become, is
+checked against the function in float64 first. ``--tune N`` measures N configs per kernel before.
 """
 
 from __future__ import annotations
@@ -41,6 +41,14 @@ def _widened(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.double() if value.is_floating_point() else value
     return {k: _widened(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+def _made(function: Function, args: tuple[Any, ...]) -> torch.Tensor:
+    """Return all numbers that a function returns, else those that it makes of its arguments."""
+    given = tuple(a.clone() if isinstance(a, torch.Tensor) else a for a in args)
+    found = function(*given)
+    found = given if found is None else found if isinstance(found, tuple) else (found,)
+    return torch.cat([t.double().flatten() for t in found])
 
 
 def attention_of_parts(x: torch.Tensor, w: torch.Tensor, heads: int = 8) -> torch.Tensor:
@@ -118,7 +126,7 @@ def cases() -> dict[str, tuple[Function, tuple[Any, ...]]]:
         "sum of rows of a product of elements 4096x1024": (
             lambda x, y: (x * y).sum(0), (rows, r(4096, 1024))
         ),
-        **channels(), **vectors(), **losses(), **quantized(),
+        **channels(), **vectors(), **losses(), **quantized(), **steps(),
         "linear + gelu 512x1024x1024": (
             lambda x, w, b: F.gelu(F.linear(x, w, b)), (r(512, 1024), w, r(1024))
         ),
@@ -236,6 +244,55 @@ def quantized() -> dict[str, tuple[Function, tuple[Any, ...]]]:
     }
 
 
+def steps() -> dict[str, tuple[Function, tuple[Any, ...]]]:
+    """Return what writes to its arguments, or returns several tensors of the same rows."""
+
+    def adamw(p: torch.Tensor, g: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> None:
+        p.mul_(1 - 1e-5)
+        m.lerp_(g, 0.1)
+        v.mul_(0.999).addcmul_(g, g, value=0.001)
+        p.addcdiv_(m, v.sqrt().add_(1e-8), value=-1e-3)
+
+    def momentum(p: torch.Tensor, g: torch.Tensor, m: torch.Tensor) -> None:
+        m.mul_(0.9).add_(g)
+        p.add_(m, alpha=-1e-3)
+
+    def averaged(mean: torch.Tensor, p: torch.Tensor) -> None:
+        mean.lerp_(p, 1e-3)
+
+    def cell(gates: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        i, f, g, o = gates.chunk(4, -1)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        return o.sigmoid() * c.tanh(), c
+
+    def swiglu_back(dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> Any:
+        share = gate.sigmoid()
+        return dy * up * share * (1 + gate * (1 - share)), dy * gate * share
+
+    def with_statistics(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> Any:
+        variance, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
+        scale = torch.rsqrt(variance + 1e-5)
+        return (x - mean) * scale * w + b, mean, scale
+
+    r = torch.randn
+    four = (r(4096, 1024), r(4096, 1024), r(4096, 1024) * 0.1, r(4096, 1024).square())
+    few = tuple(t[:256].clone() for t in four)
+    return {
+        "step of AdamW 4096x1024": (adamw, four),
+        "step of AdamW 256x1024": (adamw, few),
+        "step with momentum 4096x1024": (momentum, four[:3]),
+        "moving average 4096x1024": (averaged, four[:2]),
+        "LSTM cell 256x1024": (cell, (r(256, 4096), r(256, 1024))),
+        "gradients of swiglu 1024x4096": (swiglu_back, tuple(r(1024, 4096) for _ in range(3))),
+        "layer norm and its statistics 4096x1024": (
+            with_statistics, (r(4096, 1024), r(1024), r(1024))
+        ),
+        "softmax and log-sum-exp 4096x1024": (
+            lambda x: (x.softmax(-1), x.logsumexp(-1)), (r(4096, 1024),)
+        ),
+    }  # fmt: skip
+
+
 def experts(kind: str, dtype: torch.dtype) -> dict[str, tuple[Function, tuple[Any, ...]]]:
     """Return layers of 8 wide and of 128 narrow experts for one token, some and many."""
     found: dict[str, tuple[Function, tuple[Any, ...]]] = {}
@@ -266,8 +323,8 @@ def measured(
     ours, compiled = tilecore.compute(function), torch.compile(function)
     if options.tune:
         ours.tune(*args, trials=options.tune)
-    exact = function(*map(_widened, args)).double()
-    error = ((ours(*args).double() - exact).abs().max() / exact.abs().max()).item()
+    exact = _made(function, tuple(map(_widened, args)))
+    error = ((_made(ours, args) - exact).abs().max() / exact.abs().max()).item()
     calls = {
         "eager": lambda: function(*args), "compiled": lambda: compiled(*args),
         "ours": lambda: ours(*args),

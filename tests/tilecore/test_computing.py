@@ -124,7 +124,9 @@ def test_kernels_of_the_same_rows_are_one():
 
 def test_results_of_one_kernel_have_element_types_of_their_own():
     x = torch.randn(33, 70, dtype=torch.bfloat16)
-    found = tilecore.compute(lambda x: (x.float() * 2, x > 0, (x.float() * 10).to(torch.int8), x.exp()))
+    found = tilecore.compute(
+        lambda x: (x.float() * 2, x > 0, (x.float() * 10).to(torch.int8), x.exp())
+    )
     for one, other in zip(found(x), found.function(x), strict=True):
         torch.testing.assert_close(one, other)
     assert len(found.plan(x).stages) == 1

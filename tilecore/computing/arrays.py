@@ -52,6 +52,11 @@ def at(known: Mapping[Node, Any], place: Place) -> Any:
     return _seen(memory, place.offset, place.shape, place.strides)
 
 
+def part(tensor: Any, place: Place) -> Any:
+    """Return the part of an argument that lies at a place."""
+    return _seen(tensor, place.offset, place.shape, place.strides)
+
+
 def _seen(memory: Any, offset: int, shape: Shape, strides: Shape) -> Any:
     """Return the tensor of a shape and strides that begins at an element of another one."""
     if hasattr(memory, "as_strided"):

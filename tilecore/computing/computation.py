@@ -14,6 +14,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tilecore.compile_ahead import HELPER
@@ -48,7 +49,7 @@ from tilecore.computing.storage import CALLERS
 from tilecore.computing.tensor import Deciding, Traced, argument, need_tensors, reading, real
 from tilecore.computing.text import Program
 from tilecore.computing.together import together
-from tilecore.computing.trees import Arguments, Outcome, Passed
+from tilecore.computing.trees import Arguments, Outcome, Passed, are_apart
 from tilecore.computing.unread import without_positions
 from tilecore.computing.variants import Variant, Variants
 from tilecore.computing.varying import Family, Layout, layouts_of
@@ -112,6 +113,8 @@ class Computation:
             plan, at = known
             tensors = {name: (args if isinstance(p, int) else kwargs)[p] for name, p in at}
             containers: Mapping[str, Any] = {}
+            if plan.outcome.writes and not are_apart(tensors, plan.outcome.writes, plan.held):
+                return self.function(*args, **kwargs)
         else:
             bound = self.bound(args, kwargs)
             given = Arguments.of(bound.arguments, variant.containers)
@@ -119,9 +122,9 @@ class Computation:
                 return arrays.computed(self.function, args, kwargs)
             plan, given, variant = self._planned(variant, bound, given)
             tensors, containers = given.tensors, given.containers
-            if plan.outcome.writes and not given.are_apart(plan.outcome.writes, plan.held):
+            if plan.outcome.writes and not are_apart(tensors, plan.outcome.writes, plan.held):
                 return self.function(*args, **kwargs)
-            if like is not None and not (containers or plan.outcome.writes):
+            if like is not None and not containers:
                 places = self._places(plan, args, kwargs)
                 if places is not None:
                     variant.calls.keep(like, (plan, places))
@@ -323,7 +326,7 @@ class Computation:
                 outcome, found = given.outcome(
                     returned, put, written, lambda v: isinstance(v, Traced)
                 )
-            nodes = [r.node for r in found]
+            outcome, nodes = _with_parts(outcome, found, written, inputs)
             need_tensors(nodes)
         held.depend_on(values)
         if not found:
@@ -363,10 +366,11 @@ class Computation:
         """
         users, stages = consumers(ordered(results)), dict[Any, Stage]()
         made: list[Step] = []
+        own = [node for n, node in enumerate(results) if n not in outcome.parts]
         becomes = {inputs[name]: results[number] for name, number in outcome.writes.items()}
-        over = overwritten(order, results, becomes)
-        for root, place in over.items():
-            places.overwrite(place, root)
+        over = overwritten(order, own, becomes)
+        for root in over:
+            places.overwrite(over[root], root)
         for step in order:
             if isinstance(step, Group):
                 readers = [] if step.root in results else users[step.root]
@@ -389,7 +393,7 @@ class Computation:
         made += _copies(places)
         owned: dict[Node, int] = {}
         for i, (place, owner) in enumerate(zip(at, owners, strict=True)):
-            if owner is None or results[i] in over:
+            if owner is None or results[i] in over or i in outcome.parts:
                 continue
             is_given = place.memory.kind == "input"
             if is_given or owned.setdefault(place.memory, owner) != owner:  # a clone()
@@ -467,6 +471,24 @@ def _steps(roots: Sequence[Node], joins_products: bool) -> tuple[list[Group | No
 
 def _of_others(others: Mapping[Node, Node], node: Node) -> Node:
     return others.get(node, node)
+
+
+def _with_parts(
+    outcome: Outcome, found: Sequence[Traced], written: Mapping[str, Traced],
+    inputs: Mapping[str, Node],
+) -> tuple[Outcome, list[Node]]:  # fmt: skip
+    """Return an outcome that tells which results are parts of what is written to, and all nodes.
+
+    The node of such a part is the tensor of the call: nothing is computed for it.
+    """
+    nodes, parts = [r.node for r in found], dict[int, tuple[str, Place]]()
+    names = {id(tensor.memory): name for name, tensor in written.items()}
+    for number, result in enumerate(found[: len(found) - len(written)]):
+        name = names.get(id(result.memory))
+        place = None if name is None else result.memory.place(result.seen)
+        if name is not None and place is not None:
+            nodes[number], parts[number] = inputs[name], (name, place)
+    return replace(outcome, parts=parts), nodes
 
 
 def _owner(result: Traced) -> int | None:

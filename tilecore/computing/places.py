@@ -7,10 +7,10 @@ strides, and where a kernel would read elements that lie far apart.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tilecore.computing.extents import taken
+from tilecore.computing.extents import at, taken
 from tilecore.computing.graph import Node, Shape
 from tilecore.ir.dtype import DType
 
@@ -45,6 +45,11 @@ class Place:
         is_all = self.memory.size == math.prod(self.shape) and "strides" not in self.memory.attrs
         object.__setattr__(self, "is_dense", is_dense)
         object.__setattr__(self, "is_whole", is_dense and is_all)
+
+    def at(self, values: Mapping[str, int]) -> Place:
+        """Return it for some sizes."""
+        shape, strides = (tuple(at(n, values) for n in of) for of in (self.shape, self.strides))
+        return Place(self.memory, at(self.offset, values), shape, strides)
 
     @property
     def run(self) -> int:

@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import inspect
 import itertools
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from tilecore.computing.calls import INPUTS
 from tilecore.computing.cells import Cells
 from tilecore.computing.extents import Extent, at
 from tilecore.computing.operands import is_tensor
+from tilecore.computing.places import Place
 from tilecore.errors import TypeMismatch
 
 Items = dict[Any, Any]  # of a list by position, of a dict by key, of an object by attribute
@@ -199,11 +201,6 @@ class Arguments:
             raise TypeMismatch(expected=expected, found=kind.__name__) from None
         return kind, value
 
-    def are_apart(self, names: Collection[str], held: Sequence[Any]) -> bool:
-        """Return whether some tensors share no memory with another one; ``held``: more of them."""
-        memories = [arrays.memory(tensor) for tensor in (*self.tensors.values(), *held)]
-        return all(memories.count(arrays.memory(self.tensors[name])) == 1 for name in names)
-
     def items(self) -> dict[str, Items]:
         """Return what containers hold, by their place."""
         return {place: items_of(container) for place, container in self.containers.items()}
@@ -267,6 +264,15 @@ class Arguments:
             *forming.leaves,
             *written.values(),
         ]
+
+
+def are_apart(tensors: Mapping[str, Any], names: Collection[str], held: Sequence[Any]) -> bool:
+    """Return whether the tensors of a call that have these names share no memory with another one.
+
+    ``held``: more of them.
+    """
+    counts = Counter(map(arrays.memory, (*tensors.values(), *held)))
+    return all(counts[arrays.memory(tensors[name])] == 1 for name in names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,11 +429,13 @@ class Outcome:
         returned: what it returns.
         effects: on containers.
         writes: to tensors, by their place: which result they are afterwards.
+        parts: results that are parts of tensors which are written to: of which, and where in it.
     """
 
     returned: Form
     effects: tuple[Effect, ...] = ()
     writes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    parts: Mapping[int, tuple[str, Place]] = field(default_factory=lambda: MappingProxyType({}))
 
     def of(self, values: Mapping[str, int]) -> Outcome:
         """Return it for some sizes."""
@@ -446,7 +454,8 @@ class Outcome:
         effects = (
             Effect(e.place, {k: sized(f) for k, f in e.parts.items()}, e.gone) for e in self.effects
         )
-        return Outcome(sized(self.returned), tuple(effects), self.writes)
+        parts = {n: (name, place.at(values)) for n, (name, place) in self.parts.items()}
+        return Outcome(sized(self.returned), tuple(effects), self.writes, parts)
 
     def build(self, results: Sequence[Any], passed: Mapping[str, Any]) -> Any:
         """Do to what the call passes what the function does; return what it returns.
@@ -455,6 +464,9 @@ class Outcome:
         """
         for place, number in self.writes.items():
             arrays.write(passed[place], results[number])
+        if self.parts:
+            own = {n: arrays.part(passed[name], place) for n, (name, place) in self.parts.items()}
+            results = [own.get(number, result) for number, result in enumerate(results)]
         if isinstance(self.returned, Leaf) and not self.effects:
             return results[self.returned.number]
         building = _Building(results, passed)
