@@ -381,6 +381,43 @@ def test_arguments_are_overwritten_where_nothing_reads_them_later(function, coun
         assert sum(len(stage.program.overwritten) for stage in stages) == count
 
 
+@pytest.mark.parametrize("target", ["emulated h100", "emulated mi300x"])
+def test_kernels_of_gpus_overwrite_arguments(target):
+    def function(x, y):
+        before = (x * y).sum(-1)
+        y.mul_(0.5).add_(x.softmax(-1))
+        x.sub_(y, alpha=0.25)
+        return before, y.amax(-1)
+
+    given = [torch.rand(10, 70) for _ in range(2)]
+    wanted = [t.clone() for t in given]
+    computation = tilecore.compute(function, target=target)
+    torch.testing.assert_close(computation(*given), function(*wanted))
+    torch.testing.assert_close(given, wanted)
+    (stage,) = computation.plan(*given).stages
+    assert sorted(stage.program.overwritten) == ["x_1", "y"]
+
+
+def test_results_that_are_parts_of_written_arguments_are_views_of_them():
+    """They were views of what had been written, which others may be, too."""
+
+    def function(x, y):
+        y.copy_(x)
+        x.add_(1)
+        return y[1:], x.T, y.view(-1)[3]
+
+    for rows in (4, 5, 6):
+        x, y = torch.randn(rows, 3), torch.randn(rows, 3)
+        first = x.clone()
+        part, turned, one = tilecore.compute(function)(x, y)
+        assert torch.equal(y, first)
+        assert torch.equal(part, first[1:])
+        assert torch.equal(turned, first.T + 1)
+        for view, base in ((part, y), (turned, x), (one, y)):
+            assert view.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
+        assert one == first[1, 0]
+
+
 def test_overwritten_arguments_of_sizes_that_vary():
     def function(x, y):
         x.mul_(y).add_(1)
