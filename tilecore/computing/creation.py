@@ -26,7 +26,7 @@ from tilecore.computing import calls, graph, operands
 from tilecore.computing.calls import Call, Whole
 from tilecore.computing.extents import Extent, varies
 from tilecore.computing.graph import FLOATS, Node, Shape
-from tilecore.computing.modes import Mode, written
+from tilecore.computing.modes import Mode, draws, written
 from tilecore.computing.storage import View, WritesHeld
 from tilecore.computing.windows import UNFILLED
 from tilecore.errors import SourceSpan, TileError, UnsupportedSyntax
@@ -377,7 +377,7 @@ class _Guarding(Mode):
         for tensor in written(function, args, named):
             if not tensor.is_meta:
                 self._need_own(tensor)
-        if torch.Tag.nondeterministic_seeded in function.tags:
+        if draws(function, args, named):
             raise UnsupportedSyntax(
                 expected="functions that draw no random numbers",
                 found=f"`{function._schema.name.partition('::')[2]}`", span=operands.caller(),

@@ -31,6 +31,14 @@ def written(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Ite
             yield from results(value)
 
 
+def draws(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> bool:
+    """Return whether an operation of torch draws random numbers: none for a dropout of nothing."""
+    if torch.Tag.nondeterministic_seeded not in function.tags:
+        return False
+    names = [argument.name for argument in function._schema.arguments]
+    return bool({**dict(zip(names, args, strict=False)), **named}.get("dropout_p", 1.0))
+
+
 class Pure(Mode):
     """Refuses to change some tensors, and to draw numbers."""
 
@@ -43,9 +51,9 @@ class Pure(Mode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         _ = types
-        if torch.Tag.nondeterministic_seeded in function.tags:
-            raise Impure("functions that draw no random numbers")
         named = kwargs or {}
+        if draws(function, args, named):
+            raise Impure("functions that draw no random numbers")
         if any(map(self._keeps, written(function, args, named))):
             raise Impure("operations that return new tensors")
         found = function(*args, **named)
