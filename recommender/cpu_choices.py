@@ -140,8 +140,8 @@ class Tiling:
     @cached_property
     def is_a_packed(self) -> Mask:
         """Whether a block copies its tile of A."""
-        widened = self.dot is not None and bool(self.dot.stored)
-        found: Mask = ((self._choice("pack_a") != "none") | widened) & ~self.is_a_staged
+        always = self._site.a.is_transposed or (self.dot is not None and bool(self.dot.stored))
+        found: Mask = ((self._choice("pack_a") != "none") | always) & ~self.is_a_staged
         return found
 
     @cached_property
@@ -349,7 +349,6 @@ def instruction(site: Contraction, hardware: HardwareProfile) -> Dot | None:
             if site.dtype in dot.operands
             and site.accum_dtype == dot.accum
             and not dot.obstacle(hardware.features, hardware.vector_bytes)
-            and not (dot.is_tiled and site.a.is_transposed)
         ),
         None,
     )

@@ -80,7 +80,7 @@ def core_terms(
     slot_s = fma_slot_s(site, hardware)
     far = hardware.core_bandwidth_bytes_per_s * c.l3_factor
     rows, first = t.rows_per_tile, t.takes_rows_first
-    near, distant = _stream_bytes_per_k(t, site, hardware, constants, size, first)
+    near, distant = _stream_bytes_per_k(t, hardware, constants, size, first)
     # Products of what few knobs decide come first: arrays stay small until they meet the rest.
     steps_s = t.row_tiles * t.panels * (t.k * slot_s / group)  # of a vector product per step of k
     l2_rate, l3_rate = group / c.l2_bytes_per_slot, group / (slot_s * far)
@@ -125,12 +125,7 @@ def core_terms(
 
 
 def _stream_bytes_per_k(
-    t: Tiling,
-    site: Contraction,
-    hardware: HardwareProfile,
-    constants: CpuConstants,
-    size: float,
-    first: np.ndarray,
+    t: Tiling, hardware: HardwareProfile, constants: CpuConstants, size: float, first: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return bytes per step of k of one micro-kernel run that come from L2 and from beyond.
 
@@ -140,7 +135,7 @@ def _stream_bytes_per_k(
         panel=t.panel * size, a_rows=t.rows_per_tile * size,
         b_tile=t.columns_of_block * t.depth * size, clash=_clashes(t, constants),
     )  # fmt: skip
-    near, far = _bytes_panels_first(s, t, site, hardware, constants, size)
+    near, far = _bytes_panels_first(s, t, hardware, constants, size)
     near_rows, far_rows = _bytes_rows_first(s, t, hardware)
     return np.where(first, near_rows, near), np.where(first, far_rows, far)
 
@@ -186,21 +181,15 @@ def _bytes_rows_first(
 
 
 def _bytes_panels_first(
-    s: _Streams,
-    t: Tiling,
-    site: Contraction,
-    hardware: HardwareProfile,
-    constants: CpuConstants,
-    size: float,
+    s: _Streams, t: Tiling, hardware: HardwareProfile, constants: CpuConstants, size: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the same where a panel meets all rows."""
     l1, l2 = hardware.l1d_bytes, hardware.l2_bytes
     b_once = s.panel / t.row_runs
     in_l1 = (s.panel + s.a_rows) * t.depth <= 0.8 * l1
     from_l2 = np.where(in_l1, b_once + s.a_rows, s.panel + s.a_rows)
-    lost = _bytes_of_lines(s, t, site)
-    if lost is not None:
-        from_l2 = from_l2 + lost
+    if s.clash is not None:  # of rows in place whole cache lines are read
+        from_l2 = from_l2 + np.where(s.clash, t.rows_per_tile * LINE_BYTES - s.a_rows, 0)
     a_tile = t.rows_of_block * t.depth * size
     # B from beyond L2: each panel once per block, spread over the row tiles that share it
     b_stays = ~t.is_b_hoisted & (a_tile + s.b_tile <= 0.75 * l2)
@@ -212,17 +201,6 @@ def _bytes_panels_first(
     first = np.where(t.is_a_packed, 0.0, restart / t.panels_per_block)
     a_far = np.where(a_stays, first, 1.0) * s.a_rows
     return from_l2, a_far + b_far
-
-
-def _bytes_of_lines(s: _Streams, t: Tiling, site: Contraction) -> np.ndarray | None:
-    """Return what whole cache lines of rows in place take more than what is used; None: nothing."""
-    found: np.ndarray | None = None
-    if s.clash is not None:
-        found = np.where(s.clash, t.rows_per_tile * LINE_BYTES - s.a_rows, 0)
-    if site.a.is_transposed:
-        walk = np.where(t.is_a_packed, 0, np.maximum(LINE_BYTES - s.a_rows, 0))
-        found = walk if found is None else found + walk
-    return found
 
 
 def _power(x: Any, power: float) -> Any:

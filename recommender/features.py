@@ -117,7 +117,7 @@ def _tile_features(space: SearchSpace, t: Tiling, threads: int) -> dict[str, np.
         "log_operands_per_l3": ones * math.log(operands / l3),
         "waves": waves, "log_blocks": np.log(t.blocks),
         "log_stride_sets": ones * math.log2(4096 // math.gcd(stride, 4096)),
-        "is_a_transposed": ones * site.a.is_transposed,
+        "is_a_transposed": ones * 0.0,  # blocks copy it as rows (passes/upright.py)
         "is_b_transposed": ones * site.b.is_transposed,
         "lanes": ones * t.lanes,
     }  # fmt: skip

@@ -7,10 +7,19 @@ from dataclasses import dataclass
 from itertools import chain
 
 from tilecore.inference.plan import TileSource
-from tilecore.inference.uses import WRITES, Use, limit_of, starts_inside
-from tilecore.ir.analysis import covers_whole, kept_axes
+from tilecore.inference.uses import (
+    WRITES,
+    Context,
+    Use,
+    grouped,
+    limit_of,
+    starts_inside,
+    uses,
+)
+from tilecore.ir.analysis import covers_whole, kept_axes, pads
 from tilecore.ir.expr import Load
-from tilecore.ir.nodes import Buffer, Copy
+from tilecore.ir.nodes import Buffer, Copy, KernelLaunch
+from tilecore.ir.versions import Ranges
 from tilecore.ir.visitor import walk_expr
 
 
@@ -65,3 +74,15 @@ class Sources:
         outer, inner = write.context.loops, read.context.loops
         nested = len(outer) <= len(inner) and all(a is b for a, b in zip(outer, inner))  # noqa: B905
         return nested and self.order[id(write)] < self.order[id(read)]
+
+
+def of_launch(
+    launch: KernelLaunch, ranges: Ranges
+) -> tuple[Mapping[Buffer, Sequence[Use]], Mapping[Buffer, TileSource]]:
+    """Return the uses of all buffers of a launch, and the sources of its tiles that have one."""
+    found = list(uses(launch, Context(ranges=dict(ranges))))
+    by_buffer = grouped(found)
+    order = {id(use): position for position, use in enumerate(found)}
+    known = Sources(by_buffer, order, frozenset(pads(launch)))
+    sources = {b: s for b in by_buffer if b.scope != "global" and (s := known.of(b)) is not None}
+    return by_buffer, sources

@@ -19,9 +19,8 @@ from tilecore.inference import few_rows
 from tilecore.inference.options import CpuOptions
 from tilecore.inference.plan import SUMS, TileSource
 from tilecore.inference.regions import gemm_extents
-from tilecore.inference.sources import Sources
-from tilecore.inference.uses import Context, Use, grouped, uses
-from tilecore.ir.analysis import pads
+from tilecore.inference.sources import of_launch
+from tilecore.inference.uses import Use
 from tilecore.ir.dims import dimensions, value_ranges
 from tilecore.ir.expr import Var
 from tilecore.ir.nodes import Buffer, Gemm, If, KernelLaunch, PrimFunc, Seq, Stmt
@@ -81,12 +80,12 @@ class _Versions:
     def _for_few(self, launch: KernelLaunch, ranges: Ranges) -> Stmt | None:
         """Return the launch as it suits products of few rows, perhaps in versions; None: not so."""
         gemms = [s for s in walk(launch) if isinstance(s, Gemm)]
-        by_buffer, sources = _sources(launch, ranges)
+        by_buffer, sources = of_launch(launch, ranges)
         if all(few_rows.most_rows(gemm, sources) > FEW[0] for gemm in gemms):
             return None
         longer = with_long_steps(launch, ranges)
         if longer is not None:
-            found = self._in_blocks(longer, *_sources(longer, ranges))
+            found = self._in_blocks(longer, *of_launch(longer, ranges))
             if found is not None:
                 return found
         return self._in_blocks(launch, by_buffer, sources)
@@ -110,7 +109,7 @@ class _Versions:
 
     def _rows_of(self, launch: KernelLaunch, gemms: Sequence[Gemm]) -> Iterator[tuple[Var, int]]:
         """Yield the dimensions that rows of a product run along, and the rows of its tile."""
-        _, sources = _sources(launch, self.ranges)
+        _, sources = of_launch(launch, self.ranges)
         for gemm in gemms:
             source = sources.get(gemm.a.buffer)
             if source is None or len(source.axes) < 2:
@@ -119,14 +118,3 @@ class _Versions:
             extent = None if axis is None else source.copy.src.buffer.shape[axis]
             if isinstance(extent, Var) and any(extent is d for d in self.dimensions):
                 yield extent, gemm_extents(gemm.c)[0]
-
-
-def _sources(
-    launch: KernelLaunch, ranges: Ranges
-) -> tuple[Mapping[Buffer, Sequence[Use]], Mapping[Buffer, TileSource]]:
-    found = list(uses(launch, Context(ranges=dict(ranges))))
-    by_buffer = grouped(found)
-    order = {id(use): position for position, use in enumerate(found)}
-    known = Sources(by_buffer, order, frozenset(pads(launch)))
-    sources = {b: s for b in by_buffer if b.scope != "global" and (s := known.of(b)) is not None}
-    return by_buffer, sources

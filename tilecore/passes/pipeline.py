@@ -33,6 +33,7 @@ from tilecore.passes import (
     stages,
     threads,
     tile_guards,
+    upright,
     variables,
     write_out,
 )
@@ -63,7 +64,11 @@ PIPELINE: tuple[tuple[str, Pass], ...] = (
 
 def cpu_pipeline(target: Target, options: CpuOptions) -> tuple[tuple[str, Pass], ...]:
     """Return the passes for a CPU, with those that its instructions and the config decide on."""
-    return (*PIPELINE, ("few_rows", partial(few_rows.run, target=target, options=options)))
+    return (
+        *PIPELINE,
+        ("few_rows", partial(few_rows.run, target=target, options=options)),
+        ("upright", upright.run),
+    )
 
 
 # On a GPU threads and stages are what the program says they are, and so are clears before loops.
