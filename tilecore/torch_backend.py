@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from tilecore.computing.computation import Computation
 from tilecore.computing.tensor import Traced, called
-from tilecore.errors import TileError, TypeMismatch, UnsupportedSyntax
+from tilecore.errors import ShapeMismatch, TypeMismatch, UnsupportedSyntax
 
 _ATEN = torch.ops.aten
 OPTIONS = ("target", "dynamic")
@@ -41,28 +41,35 @@ IN_PARTS = (
 )  # fmt: skip
 
 
+REFUSALS = (UnsupportedSyntax, TypeMismatch, ShapeMismatch)
+
+
 class GraphByTorch(UserWarning):
     """A graph that torch computes, operator by operator, and why."""
 
 
 def backend(
-    graph: torch.fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
-) -> Any:
+    graph: torch.fx.GraphModule, inputs: Sequence[Any], *,
+    options: Mapping[str, Any] | None = None, mode: str | None = None,
+) -> Any:  # fmt: skip
     """Return what computes a graph that torch captured; ``torch.compile`` calls it.
 
     Args:
         graph: it.
         inputs: what it is called with first.
         options: ``target`` and ``dynamic``, as ``tilecore.compute`` has them.
+        mode: of ``torch.compile``; there are none.
 
     Raises:
-        TypeMismatch: there is no such option (TC202).
+        TypeMismatch: there is no such option, or mode (TC202).
     """
     given = dict(options or {})
-    unknown = ", ".join(sorted(given.keys() - set(OPTIONS)))
+    unknown = [f"option {name}" for name in sorted(given.keys() - set(OPTIONS))]
+    unknown += [f"mode {mode}"] * (mode not in (None, "default"))
     if unknown:
         raise TypeMismatch(
-            expected=f"options of the backend tilecore: {', '.join(OPTIONS)}", found=unknown
+            expected=f"options of the backend tilecore ({', '.join(OPTIONS)}), and no mode",
+            found=", ".join(unknown),
         )
     compiled = functools.partial(_compiled, options=given)
     by_aot = aot_autograd(
@@ -107,7 +114,7 @@ class _Call:
             return self._graph(*args)
         try:
             return self._computation(*args)
-        except TileError as error:
+        except REFUSALS as error:  # while it is read: nothing was computed, and nothing written
             self._is_refused = True
             said = str(error).splitlines()[0]
             warnings.warn(f"torch computes a graph of torch.compile: {said}", GraphByTorch, 2)

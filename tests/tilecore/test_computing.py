@@ -158,6 +158,12 @@ def test_other_axes_are_reduced_too():
     check(lambda x: x.mean(-1), torch.rand(3, 8209) + 1, kernels=1)  # a prime number has none
 
 
+def test_reductions_that_name_no_axis_are_over_all():
+    """They were over none."""
+    x = torch.randn(3, 17)
+    same(lambda x: (x.sum([]), x.mean(()), x.amax([]), x.var(()), x.sum([], keepdim=True)), x)
+
+
 def same(function, *given):
     """Compare a computation with torch in float32: values, and element types."""
     torch.testing.assert_close(tilecore.compute(function)(*given), function(*given))

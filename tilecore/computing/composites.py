@@ -9,7 +9,7 @@ from typing import Any
 
 from tilecore.computing.graph import Node, pointwise, reshaped
 from tilecore.computing.reductions import reduced
-from tilecore.computing.views import axes_of
+from tilecore.computing.views import axes_of, axes_reduced
 from tilecore.errors import SourceSpan, UnsupportedSyntax
 
 LARGEST = 3.4e38  # nearly that of float32: a row of infinities has a finite top
@@ -108,7 +108,7 @@ def var(
             expected="a variance with correction= or unbiased=", found="neither",
             hint="torch takes correction=1 where none is given, NumPy 0",
         )  # fmt: skip
-    axes = axes_of(x, dim)
+    axes = axes_reduced(x, dim)
     count = math.prod(x.shape[a] for a in axes)
     less = correction if correction is not None else int(bool(unbiased))
     mean = reduced("sum", x, axes, True, span, count, "float32")
@@ -137,7 +137,7 @@ def _mean(
     keepdim: bool = False, *, correction: float | None = None,
 ) -> Node:  # fmt: skip
     _ = unbiased, correction
-    axes = axes_of(x, None if isinstance(dim, bool) else dim)
+    axes = axes_reduced(x, None if isinstance(dim, bool) else dim)
     return reduced("sum", x, axes, keepdim, span, math.prod(x.shape[a] for a in axes))
 
 

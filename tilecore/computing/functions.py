@@ -21,7 +21,7 @@ from tilecore.computing import (
 from tilecore.computing.extents import Extent
 from tilecore.computing.graph import CUT, FLOATS, INTEGER, Node, OfTorch, need_floats, pointwise
 from tilecore.computing.reductions import reduced
-from tilecore.computing.views import axes_of
+from tilecore.computing.views import axes_of, axes_reduced
 from tilecore.errors import ShapeMismatch, SourceSpan, TypeMismatch, UnsupportedSyntax
 
 Value = Any  # a Node, a number, or a plain argument
@@ -228,7 +228,7 @@ def _reduction(op: str) -> Function:
     ) -> Node:  # fmt: skip
         if dtype is not None:
             x = _to(span, x, dtype)
-        axes = axes_of(x, axis if dim is None else dim)
+        axes = axes_of(x, axis) if dim is None else axes_reduced(x, dim)
         kept = keepdim or keepdims
         if op != "mean":
             return reduced(op, x, axes, kept, span)

@@ -15,7 +15,7 @@ from tilecore.computing import calls
 from tilecore.computing.extents import varies
 from tilecore.computing.graph import Node, OfTorch, cast, need_floats, pointwise, reshaped
 from tilecore.computing.reductions import reduced
-from tilecore.computing.views import axes_of
+from tilecore.computing.views import axes_of, axes_reduced
 from tilecore.errors import ShapeMismatch, SourceSpan, UnsupportedSyntax
 
 EUCLID = (None, "fro", 2)  # names of the root of a sum of squares
@@ -42,7 +42,7 @@ def vector_norm(
         return _by_torch(
             "linalg.vector_norm", span, x, ord=ord, dim=dim, keepdim=keepdim, dtype=dtype
         )
-    axes = _axes(x, dim)
+    axes = axes_reduced(x, dim)
     length = cast(_length(x, ord, axes, span), x.dtype, span)
     return length if keepdim else _without(length, axes, span)
 
@@ -71,7 +71,7 @@ def normalize(span: SourceSpan, input: Node, p: Any = 2.0, dim: Any = 1, eps: fl
     """Return a tensor divided by its norm along an axis, which is ``eps`` at least."""
     if p not in KNOWN:
         return _by_torch("nn.functional.normalize", span, input, p=p, dim=dim, eps=eps)
-    length = _at_least(eps, _length(input, p, _axes(input, dim), span), span)
+    length = _at_least(eps, _length(input, p, axes_reduced(input, dim), span), span)
     scale = pointwise("div", 1.0, length, span=span)  # once per vector
     return pointwise("mul", input, scale, span=span, dtype=input.dtype)
 
@@ -233,10 +233,6 @@ def _average(name: str, rank: int) -> Callable[..., Any]:
         return reduced("sum", input, axes, True, span, count)
 
     return function
-
-
-def _axes(x: Node, dim: Any) -> list[int]:
-    return axes_of(x, None if dim in ((), []) else dim)
 
 
 def _length(x: Node, p: Any, axes: list[int], span: SourceSpan) -> Node:

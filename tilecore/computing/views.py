@@ -39,6 +39,11 @@ def axes_of(x: Node, dim: Any) -> list[int]:
     return axes
 
 
+def axes_reduced(x: Node, dim: Any) -> list[int]:
+    """Return the axes that a reduction of torch names: all where it names none."""
+    return axes_of(x, None if dim in ((), []) else dim)
+
+
 def transpose(span: SourceSpan, x: Node, dim0: int, dim1: int) -> Node:
     """Return it with two axes swapped."""
     if not x.shape:
