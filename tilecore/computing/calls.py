@@ -267,10 +267,22 @@ def _put_parts(x: Any, indices: Sequence[Any], *values: Any) -> None:
         x[index] = value
 
 
+_DRAWS = itertools.count()  # two draws are never one
+
 # What does to a tensor what a function returns of it.
 IN_PLACE: Mapping[Any, Callable[..., None]] = MappingProxyType(
     {with_values: operator.setitem, with_parts: _put_parts}
 )
+
+
+def drawn(
+    name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any],
+    shape: Shape, dtype: str, span: SourceSpan,
+) -> Node:  # fmt: skip
+    """Return random numbers of a shape, which each call of a plan draws anew."""
+    nodes: list[Node] = []
+    call = _call(name, function, args, kwargs, nodes)
+    return made(call, nodes, shape, dtype, span, is_constant=False, draw=next(_DRAWS))
 
 
 def _call(

@@ -24,6 +24,7 @@ from tilecore.computing.graph import (
     reshaped,
     rewritten,
     rewritten_beside,
+    with_args,
 )
 from tilecore.computing.halves import in_halves
 from tilecore.computing.parts import in_parts
@@ -173,7 +174,8 @@ def steps(roots: Sequence[Node], joins_products: bool) -> tuple[list[Group | Nod
     ``joins_products``: two products of one left operand that meet in an expression are one kernel,
     also where they are written as the halves of one.
     """
-    roots = merged(rewritten(rewritten(roots, _with_attention), _without_softmax))
+    roots = rewritten(rewritten(roots, _with_attention), _without_softmax)
+    roots = merged(rewritten(roots, _without_expand))
     roots = merged(in_parts(roots))
     if joins_products:
         roots = merged(in_halves(roots))
@@ -222,7 +224,8 @@ def _in_front_of_views(roots: Sequence[Node]) -> list[Node]:
         if node.kind != "pointwise" or len(set(node.producers)) != 1:
             return node
         view, shaped = node.producers[0], before.producers[0]
-        if (view.kind, view.op) != ("view", "reshape") or not is_for(shaped, before):
+        is_turned = (view.kind, view.op) == ("view", "reshape") and view.shape == node.shape
+        if not is_turned or not is_for(shaped, before):
             return node
         (made,) = view.producers
         is_first = shaped.kind == "view"  # else it is in front of the view by now
@@ -274,6 +277,18 @@ def _without_softmax(node: Node) -> Node:
     total = reduced("sum", powers, [len(x.shape) - 1], True, span)
     scale = pointwise("div", 1.0, total, span=span)
     return pointwise("mul", powers, scale, span=span, dtype=node.dtype)
+
+
+def _without_expand(node: Node) -> Node:
+    """Return a function of elements that reads a tensor, not the one that repeats it."""
+    if node.kind != "pointwise" or not any(map(_is_repeating, node.producers)):
+        return node
+    args = (a.producers[0] if isinstance(a, Node) and _is_repeating(a) else a for a in node.args)
+    return with_args(node, tuple(args))
+
+
+def _is_repeating(node: Node) -> bool:
+    return (node.kind, node.op) == ("call", "expand")
 
 
 # --- attention ----------------------------------------------------------------------------------

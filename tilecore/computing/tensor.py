@@ -416,6 +416,16 @@ def _by_torch(
         raise error.at(span) from None
 
 
+def drawn(
+    name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any],
+    shape: Sequence[Any], dtype: Any,
+) -> Traced:  # fmt: skip
+    """Return the random numbers that a function of torch draws in each call of the computation."""
+    kind = str(dtype).removeprefix("torch.")
+    given = nodes_of(args), nodes_of(kwargs)
+    return _new(calls.drawn(name, function, *given, tuple(shape), kind, caller()))
+
+
 def _need_reading(args: Sequence[Any]) -> None:
     """Refuse tensors that were kept from another reading; those in lists are when they are read.
 

@@ -1,0 +1,269 @@
+"""``torch.compile(backend="tilecore")``: results and gradients are those of torch itself."""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tilecore import torch_backend
+from tilecore.computing.plan import Called, Launch
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
+
+
+@pytest.fixture
+def computations(monkeypatch):
+    """The computations of the graphs that a test has compiled, in the order of their making."""
+    torch.compiler.reset()
+    made = []
+    real = torch_backend.Computation
+
+    def computation(*args, **kwargs):
+        made.append(real(*args, **kwargs))
+        return made[-1]
+
+    monkeypatch.setattr(torch_backend, "Computation", computation)
+    return made
+
+
+def steps(computation, kind):
+    """Return what a computation has run of a kind of steps."""
+    return [s for plan in computation.plans for s in plan.steps if isinstance(s, kind)]
+
+
+def listed(found):
+    return list(found) if isinstance(found, tuple) else [found]
+
+
+def trained(function, args, leaves):
+    """Return results, and the gradients of leaves for one made of all results."""
+    for leaf in leaves:
+        leaf.grad = None
+    found = listed(function(*args))
+    torch.manual_seed(0)
+    sum((t.float() * torch.randn(t.shape)).sum() for t in found).backward()
+    return [*(t.detach().clone() for t in found), *(leaf.grad.clone() for leaf in leaves)]
+
+
+def check(function, *args, tolerance=1e-5, **options):
+    """Compare results and gradients with torch's; no graph may be torch's own."""
+    leaves = [a for a in args if a.requires_grad]
+    leaves += list(function.parameters()) if isinstance(function, nn.Module) else []
+    wanted = trained(function, args, leaves)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", torch_backend.GraphByTorch)
+        found = trained(torch.compile(function, backend="tilecore", **options), args, leaves)
+    for ours, exact in zip(found, wanted, strict=True):
+        assert ours.dtype == exact.dtype
+        torch.testing.assert_close(ours, exact, rtol=tolerance, atol=tolerance)
+
+
+class Block(nn.Module):
+    """A layer of a transformer."""
+
+    def __init__(self, width=32, heads=4):
+        super().__init__()
+        self.heads, self.first, self.last = heads, nn.LayerNorm(width), nn.RMSNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width, bias=False)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        rows, length, width = x.shape
+        parts = self.qkv(self.first(x)).chunk(3, -1)
+        q, k, v = (p.view(rows, length, self.heads, -1).transpose(1, 2) for p in parts)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(rows, length, width))
+        return x + self.down(F.gelu(self.up(self.last(x)), approximate="tanh"))
+
+
+class Language(nn.Module):
+    """A model of language, with its loss."""
+
+    def __init__(self, words=53, width=32):
+        super().__init__()
+        self.table, self.block = nn.Embedding(words, width), Block(width)
+        self.head = nn.Linear(width, words, bias=False)
+
+    def forward(self, ids, wanted):
+        logits = self.head(self.block(self.table(ids)))
+        return F.cross_entropy(logits.flatten(0, 1), wanted.flatten())
+
+
+class Pictures(nn.Module):
+    """A small network of convolutions."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.norm(self.conv(x))), 2)
+        return self.head(F.adaptive_avg_pool2d(x, 1).flatten(1))
+
+
+def test_a_layer_is_trained(computations):
+    check(Block(), torch.randn(2, 9, 32, requires_grad=True))
+    forward, backward = computations
+    assert {s.node.op for s in steps(forward, Called)} == {
+        "_scaled_dot_product_flash_attention_for_cpu"
+    }
+    assert len(steps(forward, Launch)) <= 8
+    assert len(steps(backward, Launch)) <= 20
+
+
+def test_without_a_gradient_attention_is_a_kernel(computations):
+    model, x = Block(), torch.randn(2, 9, 32)
+    with torch.no_grad():
+        found = torch.compile(model, backend="tilecore")(x)
+        torch.testing.assert_close(found, model(x))
+    (forward,) = computations
+    assert not steps(forward, Called)
+    assert any("attention" in node.kind for s in steps(forward, Launch)
+               for node in s.stage.group.members)  # fmt: skip
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_model_of_language_is_trained(dynamic):
+    ids = torch.randint(0, 53, (2, 7))
+    check(Language(), ids, ids.roll(1, 1), dynamic=dynamic)
+
+
+def test_sizes_that_vary():
+    model = nn.Sequential(nn.Linear(16, 32), nn.SiLU(), nn.Linear(32, 8))
+    compiled = torch.compile(model, backend="tilecore", dynamic=True)
+    for rows in (3, 4, 70, 5):
+        x = torch.randn(rows, 16, requires_grad=True)
+        wanted = trained(model, [x], [x, *model.parameters()])
+        for ours, exact in zip(trained(compiled, [x], [x, *model.parameters()]), wanted,
+                               strict=True):  # fmt: skip
+            torch.testing.assert_close(ours, exact)
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_batch_norms(trains):
+    model, x = Pictures().train(trains), torch.randn(4, 3, 8, 8)
+    other = Pictures().train(trains)
+    other.load_state_dict(model.state_dict())
+    check(model, x, tolerance=1e-4)
+    check(other, x, tolerance=1e-4)
+    for ours, exact in zip(model.buffers(), other.buffers(), strict=True):
+        torch.testing.assert_close(ours, exact)
+
+
+def test_running_statistics_are_those_of_torch():
+    ours, exact = Pictures(), Pictures()
+    exact.load_state_dict(ours.state_dict())
+    x = torch.randn(4, 3, 8, 8)
+    compiled = torch.compile(ours, backend="tilecore")
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), exact(x), rtol=1e-4, atol=1e-4)
+    for mine, theirs in zip(ours.buffers(), exact.buffers(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert ours.norm.num_batches_tracked == 2
+
+
+@pytest.mark.few(8)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "function",
+    [
+        F.gelu, F.silu, F.softplus, F.elu, F.hardswish, F.logsigmoid, F.glu, torch.tanh,
+        lambda x: x.softmax(-1), lambda x: x.log_softmax(0), lambda x: x.norm(dim=-1),
+        lambda x: (x.std(-1), x.var(0), x.logsumexp(-1)), lambda x: x.amax(-1), lambda x: x.max(-1),
+        lambda x: x.sort(-1)[0], lambda x: x.cumsum(-1), lambda x: x.clamp(-1, 1).abs(),
+        lambda x: torch.where(x > 0, x * 2, x.exp()), lambda x: x[[0, 2]] + x.roll(1, 0)[:2],
+        lambda x: torch.cat([x, x * 2], -1), lambda x: torch.einsum("ij,kj->ik", x, x),
+        lambda x: x.chunk(2, -1)[0] * x.chunk(2, -1)[1], lambda x: F.group_norm(x, 2),
+        lambda x: F.rms_norm(x, (8,)), lambda x: F.layer_norm(x, (8,)), lambda x: F.pad(x, (1, 2)),
+        lambda x: x.tril() + x.flip(0), lambda x: x.unfold(1, 3, 2) * 2, lambda x: x.diagonal() * 2,
+        lambda x: F.kl_div(x.log_softmax(-1), x.softmax(-1), reduction="batchmean"),
+        lambda x: torch.outer(x[0], x[1]).squeeze(), lambda x: x.gather(1, x.argsort(1)[:, :3]),
+    ],
+)  # fmt: skip
+def test_gradients_of_functions(function, dtype):
+    def floats(x):
+        return tuple(t for t in listed(tuple(function(x)) if isinstance(function(x), tuple)
+                                       else function(x)) if t.is_floating_point())  # fmt: skip
+
+    x = torch.randn(6, 8).to(dtype).requires_grad_()
+    check(floats, x, tolerance=TOLERANCE[dtype])
+
+
+def test_a_dropout_draws_anew_and_its_gradient_has_the_same_mask(computations):
+    x = torch.randn(40, 50, requires_grad=True)
+    compiled = torch.compile(lambda x: F.dropout(x * 2, 0.25), backend="tilecore")
+    first, other = compiled(x), compiled(x)
+    first.sum().backward()
+    kept = first != 0
+    assert 0.6 < kept.float().mean() < 0.9
+    assert (kept != (other != 0)).any()
+    torch.testing.assert_close(first, torch.where(kept, x * 2 / 0.75, 0.0))
+    torch.testing.assert_close(x.grad, torch.where(kept, 2 / 0.75, 0.0))
+    assert steps(computations[0], Launch)
+
+
+def test_random_numbers_are_those_of_torch():
+    compiled = torch.compile(lambda x: x + torch.rand_like(x) + torch.randn(8), backend="tilecore")
+    x = torch.zeros(4, 8)
+    one, other = compiled(x), compiled(x)
+    assert not torch.equal(one, other)
+    torch.manual_seed(3)
+    one = compiled(x)
+    torch.manual_seed(3)
+    assert torch.equal(one, compiled(x))
+
+
+def test_arguments_and_buffers_are_written():
+    class Counted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("total", torch.zeros(4))
+
+        def forward(self, x):
+            self.total += x.sum(0)
+            x.mul_(2)
+            return self.total * x
+
+    ours, exact = Counted(), Counted()
+    x = torch.randn(3, 4)
+    y = x.clone()
+    compiled = torch.compile(ours, backend="tilecore")
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), exact(y))
+        torch.testing.assert_close(x, y)
+        torch.testing.assert_close(ours.total, exact.total)
+
+
+def test_a_graph_that_is_refused_is_torchs_own():
+    def function(x):
+        return torch.linalg.inv(x @ x.T + 9 * torch.eye(6)) + x.T @ x
+
+    torch.compiler.reset()
+    x = torch.randn(6, 6)
+    with pytest.warns(torch_backend.GraphByTorch, match="TC101"):
+        found = torch.compile(function, backend="tilecore")(x)
+    torch.testing.assert_close(found, function(x))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"options": {"tile": 3}}, "option tile"), ({"mode": "reduce-overhead"}, "mode reduce")],
+)
+def test_unknown_options_are_told(options, said):
+    torch.compiler.reset()
+    with pytest.raises(Exception, match=said):
+        torch.compile(lambda x: x + 1, backend="tilecore", **options)(torch.randn(3))
+
+
+def test_options_are_those_of_computations(computations):
+    compiled = torch.compile(
+        lambda x: x.exp() + 1, backend="tilecore", options={"target": "avx2", "dynamic": False}
+    )
+    compiled(torch.randn(5, 7))
+    (computation,) = computations
+    assert (computation.target, computation.dynamic) == ("avx2", False)
+    (launch,) = steps(computation, Launch)
+    assert launch.stage.kernel.artifact.manifest.isa == "avx2"

@@ -1,0 +1,209 @@
+"""Operators of torch's graphs (``torch.ops.aten``) as functions that computations know.
+
+Most are called by their names with the arguments that they have. Others are written as what
+computations know; of several results only some may be read, and random numbers are drawn anew by
+each call of a plan.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves
+
+from tilecore.computing.operands import reading
+from tilecore.computing.tensor import Traced, called, drawn
+from tilecore.errors import UnsupportedSyntax
+
+_ATEN = torch.ops.aten
+Function = Callable[..., Any]
+
+
+def function_of(node: torch.fx.Node) -> Function:
+    """Return what computes a node of a graph that calls an operator: of traced tensors or real."""
+    overload, known = node.target, node.meta.get("val")
+    assert isinstance(overload, OpOverload)
+    of_first = OF_FIRST.get(overload)
+    if of_first is not None and _used(node) <= {0}:
+        return of_first
+    own = OWN.get(_name(overload))
+    if own is not None:
+        return own
+    if torch.Tag.nondeterministic_seeded in overload.tags and isinstance(known, torch.Tensor):
+        return _drawing(overload, known)
+    return _by_name(overload)
+
+
+def _used(node: torch.fx.Node) -> set[int]:
+    """Return which of several results are read."""
+    return {user.args[1] for user in node.users if user.target is operator.getitem}
+
+
+def _name(overload: OpOverload) -> str:
+    name: str = overload._schema.name.partition("::")[2]
+    return name
+
+
+@functools.cache
+def _by_name(overload: OpOverload) -> Function:
+    name = _name(overload)
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(leaf, Traced) for leaf in tree_leaves((args, kwargs))):
+            return called(name, args, kwargs, overload)
+        return overload(*args, **kwargs)
+
+    function.__name__ = function.__qualname__ = name
+    return function
+
+
+def _drawing(overload: OpOverload, like: torch.Tensor) -> Function:
+    """Return an operator that draws numbers; ``like``: a tensor such as it returns."""
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if reading() is None:
+            return overload(*args, **kwargs)
+        return drawn(_name(overload), overload, args, kwargs, tuple(like.shape), like.dtype)
+
+    function.__name__ = function.__qualname__ = _name(overload)
+    return function
+
+
+# --- as other functions ---------------------------------------------------------------------------
+
+
+def _as_it_is(x: Any) -> Any:
+    return x
+
+
+def _converted(x: Any, *, dtype: Any = None, device: Any = None, **kwargs: Any) -> Any:
+    _ = kwargs  # of the layout in memory
+    if device is not None and torch.device(device).type != x.device.type:
+        raise UnsupportedSyntax(expected=f"tensors on {x.device}", found=f"a copy on {device}")
+    return x.to(dtype) if dtype is not None and dtype != x.dtype else x.clone()
+
+
+def _softmax(x: Any, dim: int, half_to_float: bool) -> Any:
+    return torch.softmax(x, dim, dtype=torch.float32 if half_to_float else None)
+
+
+def _log_softmax(x: Any, dim: int, half_to_float: bool) -> Any:
+    return torch.log_softmax(x, dim, dtype=torch.float32 if half_to_float else None)
+
+
+def _part(x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
+    axis = dim % len(x.shape)
+    return x[(*[slice(None)] * axis, slice(start, end, step))]
+
+
+def _selected(x: Any, dim: int, index: Any) -> Any:
+    return x[(*[slice(None)] * (dim % len(x.shape)), index)]
+
+
+def _squeezed(x: Any, dims: Any = None) -> Any:
+    axes = range(len(x.shape)) if dims is None else [dims] if isinstance(dims, int) else dims
+    gone = {axis % len(x.shape) for axis in axes if x.shape[axis] == 1}
+    return x.reshape([n for axis, n in enumerate(x.shape) if axis not in gone])
+
+
+def _reshaped(x: Any, shape: Sequence[Any]) -> Any:
+    return x.reshape(shape)
+
+
+def _mask(x: Any, share: float) -> Any:
+    return torch.empty(x.shape, dtype=torch.bool, device=x.device).bernoulli_(share)
+
+
+def _dropout(x: Any, p: float, train: bool | None) -> Any:
+    """Return what a dropout leaves, and the mask, which it draws as torch does."""
+    if not isinstance(x, Traced):
+        return _ATEN.native_dropout.default(x, p, train)
+    if train is False or p in (0, 1):
+        raise UnsupportedSyntax(expected="a dropout of some elements", found=f"p={p}")
+    mask: Any = drawn("bernoulli", _mask, (x, 1 - p), {}, tuple(x.shape), torch.bool)
+    return (x * mask * (1 / (1 - p))).to(x.dtype), mask
+
+
+def _attention(
+    q: Any, k: Any, v: Any, dropout_p: float = 0.0, is_causal: bool = False, *,
+    attn_mask: Any = None, scale: float | None = None,
+) -> Any:  # fmt: skip
+    found = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, attn_mask, dropout_p, is_causal, scale=scale
+    )
+    return (found,)
+
+
+def _attention_of_gpus(
+    q: Any, k: Any, v: Any, bias: Any, compute_log_sumexp: bool, dropout_p: float = 0.0,
+    is_causal: bool = False, return_debug_mask: bool = False, *, scale: float | None = None,
+) -> Any:  # fmt: skip
+    _ = compute_log_sumexp, return_debug_mask
+    return _attention(q, k, v, dropout_p, is_causal, attn_mask=bias, scale=scale)
+
+
+def _flash_attention(
+    q: Any, k: Any, v: Any, dropout_p: float = 0.0, is_causal: bool = False,
+    return_debug_mask: bool = False, *, scale: float | None = None,
+) -> Any:  # fmt: skip
+    _ = return_debug_mask
+    return _attention(q, k, v, dropout_p, is_causal, scale=scale)
+
+
+def _by_channel(x: Any, value: Any) -> Any:
+    return value.reshape([1, -1, *[1] * (len(x.shape) - 2)])
+
+
+def _normalized(x: Any, weight: Any, bias: Any, mean: Any, scale: Any) -> Any:
+    found = (x - mean) * scale
+    found = found if weight is None else found * _by_channel(x, weight)
+    return (found if bias is None else found + _by_channel(x, bias)).to(x.dtype)
+
+
+def _trained_norm(
+    x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float,
+    eps: float,
+) -> Any:  # fmt: skip
+    """Return a batch norm, the statistics that it takes, and what becomes of the running ones."""
+    if not training:
+        raise UnsupportedSyntax(expected="a batch norm that trains", found="training=False")
+    axes = [axis for axis in range(len(x.shape)) if axis != 1]
+    own, centre = torch.var_mean(x.float(), axes, correction=0, keepdim=True)
+    scale = torch.rsqrt(own + eps)
+    count = math.prod(x.shape[axis] for axis in axes)
+    spread = own.flatten() * (count / max(count - 1, 1))
+    return (
+        _normalized(x, weight, bias, centre, scale), centre.flatten(), scale.flatten(),
+        mean + momentum * (centre.flatten() - mean),
+        variance + momentum * (spread - variance),
+    )  # fmt: skip
+
+
+def _norm(
+    x: Any, weight: Any, bias: Any, mean: Any, variance: Any, momentum: float, eps: float
+) -> Any:
+    _ = momentum
+    scale = torch.rsqrt(_by_channel(x, variance).float() + eps)
+    return (_normalized(x, weight, bias, _by_channel(x, mean).float(), scale),)
+
+
+OWN: Mapping[str, Function] = {
+    "_to_copy": _converted, "convert_element_type": lambda x, dtype: _converted(x, dtype=dtype),
+    "_softmax": _softmax, "_log_softmax": _log_softmax, "slice": _part, "select": _selected,
+    "squeeze": _squeezed, "view": _reshaped, "_unsafe_view": _reshaped, "reshape": _reshaped,
+    "alias": _as_it_is, "detach": _as_it_is, "native_dropout": _dropout,
+    "_native_batch_norm_legit_functional": _trained_norm,
+}  # fmt: skip
+OF_FIRST: Mapping[OpOverload, Function] = {  # where only the first result is read
+    _ATEN._scaled_dot_product_flash_attention_for_cpu.default: _attention,
+    _ATEN._scaled_dot_product_flash_attention.default: _flash_attention,
+    _ATEN._scaled_dot_product_efficient_attention.default: _attention_of_gpus,
+    _ATEN._scaled_dot_product_cudnn_attention.default: _attention_of_gpus,
+    _ATEN._native_batch_norm_legit_no_training.default: _norm,
+}
