@@ -213,29 +213,59 @@ def steps(roots: Sequence[Node], joins_products: bool) -> tuple[list[Group | Nod
 def _in_front_of_views(roots: Sequence[Node]) -> list[Node]:
     """Return roots where functions of a tensor in another shape are of the tensor as it is made.
 
-    The kernel that makes it can compute them, if nobody else reads it.
+    The kernel that makes it can compute them, if nobody else reads it. What else they read is read
+    in that shape, too.
     """
     users, results = consumers(ordered(roots)), set(roots)
 
     def is_for(node: Node, user: Node) -> bool:
         return node not in results and set(users[node]) == {user}
 
-    def change(node: Node, before: Node) -> Node:
-        if node.kind != "pointwise" or len(set(node.producers)) != 1:
-            return node
-        view, shaped = node.producers[0], before.producers[0]
-        is_turned = (view.kind, view.op) == ("view", "reshape") and view.shape == node.shape
-        if not is_turned or not is_for(shaped, before):
-            return node
+    def made_for(view: Node, shaped: Node, user: Node) -> Node | None:
+        """Return what a function reads in another shape, if it alone does."""
+        is_turned = (view.kind, view.op) == ("view", "reshape") and view.shape == user.shape
+        if not is_turned or not is_for(shaped, user):
+            return None
         (made,) = view.producers
         is_first = shaped.kind == "view"  # else it is in front of the view by now
         if made.kind in WITHOUT_KERNEL or (is_first and not is_for(shaped.producers[0], shaped)):
+            return None
+        return made
+
+    def change(node: Node, before: Node) -> Node:
+        if node.kind != "pointwise":
             return node
-        args = tuple(made if isinstance(a, Node) else a for a in node.args)
-        inner = Node("pointwise", node.op, args, made.shape, node.dtype, node.attrs, node.span)
+        pairs = zip(node.producers, before.producers, strict=True)
+        found = [made_for(view, shaped, before) for view, shaped in pairs]
+        made = next((m for m in found if m is not None), None)
+        if made is None:
+            return node
+        known = dict(zip(node.producers, found, strict=True))
+        is_alone = len(known) == 1
+        if not is_alone and made.kind not in CORES:  # of elements either kernel reads the others
+            return node
+        shape = made.shape
+        others = {a: made if known[a] is made else _in_shape(a, node.shape, shape) for a in known}
+        if None in others.values():
+            return node
+        args = tuple(others[a] if isinstance(a, Node) else a for a in node.args)
+        inner = Node("pointwise", node.op, args, shape, node.dtype, node.attrs, node.span)
         return reshaped(inner, node.shape, node.span)
 
     return rewritten_beside(roots, change)
+
+
+def _in_shape(x: Node, whole: Shape, shape: Shape) -> Node | None:
+    """Return a tensor that broadcasts to one shape as it does to another; None: it may be copied.
+
+    ``whole``: of the same elements, in the order in which they lie.
+    """
+    if x.shape == whole:
+        lies_so = x.kind != "view" if x.kind != "input" else "strides" not in x.attrs
+        is_back = x.kind == "view" and x.op == "reshape" and x.producers[0].shape == shape
+        return reshaped(x, shape, x.span) if lies_so or is_back else None
+    is_of_columns = len(x.shape) <= 1 and whole[-1:] == shape[-1:]
+    return x if (x.size == 1 and not x.shape) or is_of_columns else None
 
 
 def _is_repeated(node: Node, groups: Sequence[Group]) -> bool:
