@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tilecore import torch_backend
+from tilecore.computing import attention_gradients
 from tilecore.computing.plan import Called, Launch
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
@@ -112,6 +113,31 @@ def test_a_layer_is_trained(computations):
     }
     assert len(steps(forward, Launch)) <= 8
     assert len(steps(backward, Launch)) <= 20
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("rows", "keys", "dim", "options", "is_ours"),
+    [
+        (64, 64, 64, {"is_causal": True}, True), (70, 90, 64, {}, True),
+        (130, 130, 80, {"is_causal": True, "scale": 80**-0.5}, True),
+        (64, 64, 64, {"scale": 0.3}, False), (9, 9, 64, {}, False),
+        (70, 90, 64, {"is_causal": True}, False), (64, 64, 64, {"has_mask": True}, False),
+    ],
+)  # fmt: skip
+def test_gradients_of_attention(rows, keys, dim, options, is_ours, dtype, monkeypatch):
+    kernels = attention_gradients.Memo()
+    monkeypatch.setattr(attention_gradients, "_kernels", kernels)
+    options = dict(options)
+    mask = torch.randn(rows, keys).to(dtype) if options.pop("has_mask", False) else None
+
+    def function(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, mask, **options)
+
+    q = torch.randn(1, 2, rows, dim).to(dtype).requires_grad_()
+    k, v = (torch.randn(1, 2, keys, dim).to(dtype).requires_grad_() for _ in range(2))
+    check(function, q, k, v, tolerance=TOLERANCE[dtype])
+    assert bool(kernels) == is_ours
 
 
 def test_without_a_gradient_attention_is_a_kernel(computations):

@@ -35,8 +35,9 @@ def draws(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> bool:
     """Return whether an operation of torch draws random numbers: none for a dropout of nothing."""
     if torch.Tag.nondeterministic_seeded not in function.tags:
         return False
-    names = [argument.name for argument in function._schema.arguments]
-    return bool({**dict(zip(names, args, strict=False)), **named}.get("dropout_p", 1.0))
+    known = {a.name: a.default_value for a in function._schema.arguments}
+    known |= {**dict(zip(known, args, strict=False)), **named}
+    return bool(known.get("dropout_p", 1.0))
 
 
 class Pure(Mode):

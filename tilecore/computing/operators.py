@@ -17,6 +17,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
+from tilecore.computing.attention_gradients import NAME, gradients
 from tilecore.computing.operands import reading
 from tilecore.computing.tensor import Traced, called, drawn
 from tilecore.errors import UnsupportedSyntax
@@ -140,6 +141,12 @@ def _attention(
     return (found,)
 
 
+def _attention_gradients(*args: Any, **kwargs: Any) -> Any:
+    if reading() is None:
+        return gradients(*args, **kwargs)
+    return called("attention_gradients", args, kwargs, gradients)
+
+
 def _attention_of_gpus(
     q: Any, k: Any, v: Any, bias: Any, compute_log_sumexp: bool, dropout_p: float = 0.0,
     is_causal: bool = False, return_debug_mask: bool = False, *, scale: float | None = None,
@@ -198,7 +205,7 @@ OWN: Mapping[str, Function] = {
     "_softmax": _softmax, "_log_softmax": _log_softmax, "slice": _part, "select": _selected,
     "squeeze": _squeezed, "view": _reshaped, "_unsafe_view": _reshaped, "reshape": _reshaped,
     "alias": _as_it_is, "detach": _as_it_is, "native_dropout": _dropout,
-    "_native_batch_norm_legit_functional": _trained_norm,
+    "_native_batch_norm_legit_functional": _trained_norm, NAME: _attention_gradients,
 }  # fmt: skip
 OF_FIRST: Mapping[OpOverload, Function] = {  # where only the first result is read
     _ATEN._scaled_dot_product_flash_attention_for_cpu.default: _attention,

@@ -1,0 +1,82 @@
+"""Gradients of attention on CPUs by the kernel of the library, where it has what torch asks for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tilecore.jit_compile import compile as compiled
+from tilecore.kernel import JITKernel
+from tilecore.kernels.attention_backward import ATTENTION_BACKWARD
+from tilecore.runtime.memo import Memo
+
+NAME = "_scaled_dot_product_flash_attention_for_cpu_backward"
+OF_TORCH = getattr(torch.ops.aten, NAME).default
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
+LEAST = 64  # queries, keys, and numbers of a head: of fewer a step is not filled
+MOST_SIZES = 16  # that get kernels; torch computes what comes in more of them
+_kernels: Memo[JITKernel] = Memo()
+
+
+def gradients(
+    gradient: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dropout_p: float, is_causal: bool,
+    *, attn_mask: Any = None, scale: float | None = None,
+) -> Sequence[Any]:  # fmt: skip
+    """Return the gradients of (batch, heads, rows, dim) queries, keys and values.
+
+    Args:
+        gradient: of ``out``.
+        q: queries.
+        k: keys.
+        v: values.
+        out: the attention.
+        lse: log(sum(exp(scores))) of each row, (batch, heads, rows).
+        dropout_p: of weights.
+        is_causal: whether later keys are hidden.
+        attn_mask: what is added to scores.
+        scale: of scores; None: 1 / sqrt(dim).
+    """
+    if q.is_meta:
+        return [torch.empty_like(t) for t in (q, k, v)]
+    is_plain = attn_mask is None and not dropout_p and q.dtype in TYPES
+    is_plain = is_plain and (scale is None or math.isclose(scale, q.shape[-1] ** -0.5))
+    if not is_plain or not _fits(q, k, v, is_causal):
+        return _by_torch(gradient, q, k, v, out, lse, dropout_p, is_causal, attn_mask, scale)
+    size = (*q.shape, k.shape[2], q.dtype, is_causal)
+    kernel = _kernels.get(size)
+    if kernel is None:
+        if len(_kernels) >= MOST_SIZES:
+            return _by_torch(gradient, q, k, v, out, lse, dropout_p, is_causal, attn_mask, scale)
+        kernel = _kernel(q, k, is_causal)
+        _kernels.keep(size, kernel)
+    found: Sequence[Any] = kernel.run(*(t.contiguous() for t in (q, k, v, out, lse, gradient)))
+    return found
+
+
+def _fits(q: Any, k: Any, v: Any, is_causal: bool) -> bool:
+    """Return whether the kernel's steps are filled, and it hides the keys that torch does."""
+    rows, keys, dim = q.shape[2], k.shape[2], q.shape[3]
+    is_square = rows == keys or not is_causal
+    return is_square and v.shape == k.shape and min(rows, keys, dim) >= LEAST and dim <= 256
+
+
+def _kernel(q: Any, k: Any, is_causal: bool) -> JITKernel:
+    batch, heads, rows, dim = q.shape
+    problem = ATTENTION_BACKWARD.parse_problem({
+        "batch": batch, "heads": heads, "kv_heads": heads, "seq_q": rows, "seq_kv": k.shape[2],
+        "dim": dim, "dtype": str(q.dtype).removeprefix("torch."), "causal": is_causal,
+    })  # fmt: skip
+    program = ATTENTION_BACKWARD.program(problem, dict(ATTENTION_BACKWARD.default_config()))
+    return compiled(program, out_idx=[-3, -2, -1], target="llvm")
+
+
+def _by_torch(
+    gradient: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dropout_p: float, is_causal: bool,
+    mask: Any, scale: float | None,
+) -> Sequence[Any]:  # fmt: skip
+    given = (gradient, q, k, v, out, lse, dropout_p, is_causal)
+    found: Sequence[Any] = OF_TORCH(*given, attn_mask=mask, scale=scale)
+    return found
