@@ -115,6 +115,7 @@ def test_a_layer_is_trained(computations):
     assert len(steps(backward, Launch)) <= 20
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     ("rows", "keys", "dim", "options", "is_ours"),
