@@ -61,7 +61,8 @@ def recommend(question: OpenProgram) -> ProgramAdvice:
 
 def known_to(store: SqlStore, hardware: HardwareProfile) -> Known:
     """Return what was measured on a device, by this installation's toolchain and others."""
-    return Known(store, host_toolchain().on(hardware.kind).key, kernels.get("gemm"))
+    toolchain = host_toolchain().on(hardware.kind).key
+    return Known(store, toolchain, kernels.get("gemm"), store.programs.has_name)
 
 
 def advise_for(

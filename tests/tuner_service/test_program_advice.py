@@ -10,8 +10,9 @@ import pytest
 
 from recommender.hardware import load_profile
 from recommender.measurement import Protocol
+from recommender.portable_tracing import portable
 from recommender.programs import version
-from recommender.workload import Workload
+from recommender.workload import Workload, kernel_name
 from tests.recommender import user_programs as programs
 from tests.recommender.support import measured
 from tests.tuner_service.test_cli import cli  # noqa: F401
@@ -176,6 +177,21 @@ def test_the_command_line_knows_what_was_measured(cli, store):  # noqa: F811
     first = json.loads(out)["recommendations"][0]
     assert first["source"] == "measured"
     assert {**first["config"], **tiles} == first["config"]
+
+
+def test_the_command_line_knows_what_a_run_measured(cli, store):  # noqa: F811
+    host, toolchain = wiring.host_profile(store), wiring.host_toolchain().on("cpu")
+    with loaded(f"{FILE}:matmul") as function:
+        program = portable(question_of(function, (), SIZES, target=None), host)
+    store.programs.add(program.digest, program.name, program.to_bytes(), "local")
+    tiles = TileConfig.of(block_M=64, block_N=32, block_K=32, num_stages=3, threads=128)
+    at = Workload.of(kernel_name(program.digest), SIZES)
+    store.add(measured(at, tiles, 2e-3, hardware=host, toolchain=toolchain,
+                       protocol=Protocol.CONFIRM))  # fmt: skip
+    sizes = [part for name, size in SIZES.items() for part in ("--set", f"{name}={size}")]
+    _, out, _ = cli("recommend", f"{FILE}:matmul", *sizes, "--json")
+    first = json.loads(out)["recommendations"][0]
+    assert (first["source"], first["config"]) == ("measured", dict(tiles))
 
 
 BAD = {
