@@ -23,7 +23,7 @@ from db.records import (
 from recommender.hardware import EMULATED, HardwareProfile
 from recommender.workload import digest_of
 from tilecore.tile_config import TileConfig
-from tuner_service.report import ROLES, work_flop_of
+from tuner_service.report import ROLES, doubts_in, work_flop_of
 
 if TYPE_CHECKING:
     from recommender.recommendation import Recommendation
@@ -153,6 +153,9 @@ def _summary(
         yield f"best is {gain:.2f}x as fast as the default config"
     if ratio is not None:
         yield f"the recommendation without any measurement reached {ratio:.2f} of the best"
+    titles = dict(zip(ROLES, ROLE_TITLES, strict=True))
+    for doubt, roles in doubts_in(result).items():
+        yield f"doubtful: {doubt} ({', '.join(titles[role] for role in roles)})"
     counts = ", ".join(f"{count} {status}" for status, count in sorted(by_status.items()))
     yield f"trials: {counts} (of {result.get('space_size', '?')} legal configs)"
     yield f"wall time: {active_s:.1f} s"

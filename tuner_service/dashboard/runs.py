@@ -17,6 +17,7 @@ from tuner_service.dashboard.rendering import HOME, address, page
 from tuner_service.dashboard.texts import config_text, first_line, micro, times, workload_text
 from tuner_service.dashboard.trials import Start, trial_table
 from tuner_service.errors import http_status
+from tuner_service.report import doubts_in
 from tuner_service.routes.context import CreatedBy, Cursor, Store
 from tuner_service.routes.tuning_runs import (
     get_result,
@@ -82,7 +83,7 @@ def run(
         title=workload_text(found.workload),
         followed=f"/v1/tuning-runs/{found.id}/events" if found.finished_at is None else None,
         events=EVENTS,
-        beside_torch=_beside_torch(result), chart=_chart(found, trials),
+        beside_torch=_beside_torch(result), doubts=doubts_in(result), chart=_chart(found, trials),
         best_us=_best_us(trials), **trial_table(request, trials, _by_time, order, start),
     )  # fmt: skip
 
