@@ -99,6 +99,15 @@ def test_one_thread_is_scaled_to_all() -> None:
     assert "one thread, scaled to 2" in first.rationale
 
 
+def test_an_interval_is_of_80_percent_of_the_repeats() -> None:
+    """It was from the fastest to the slowest one: one repeat beside a neighbour made it wide."""
+    asked = question()
+    found = of_program(asked, TILES, 2e-3)
+    found = replace(found, times_s=(1e-4, *[2e-3 + i * 1e-6 for i in range(20)], 1.0))
+    low_s, high_s = ask(asked, [found])[0].interval_s
+    assert (low_s, high_s) == (pytest.approx(2.001e-3, rel=1e-3), pytest.approx(2.018e-3, rel=1e-3))
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize("changed", ["digest", "toolchain", "name", "fixed", "space"])
 def test_what_is_of_something_else_does_not_answer(changed) -> None:
