@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import logging
 import tomllib
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from tilecore.logged import static_problem_of
 from tilecore.recommending import installed_recommender
 from tilecore.target import AVX2, AVX512
 from tilecore.tile_config import TileConfig
-from tuner_service import wiring
+from tuner_service import advice, wiring
 from tuner_service.advice import compile_target, device_of
 from tuner_service.errors import TooManyThreads
 from tuner_service.programs import loaded
@@ -68,6 +69,26 @@ def test_a_recommended_config_runs_on_this_machine(installed):
     modelled = [r for r in found if r.source == "analytic"]  # behind what ships for such machines
     assert modelled[0].time_s <= modelled[-1].time_s
     assert modelled[0].rationale.startswith("rank 1 of")
+
+
+def test_models_answer_where_the_database_is_away(installed, monkeypatch, caplog):
+    """`kernel.recommend` and computations failed where it was away, or had no room."""
+    caplog.set_level(logging.WARNING)
+    monkeypatch.setenv("TILECORE_DATABASE_URL", "sqlite:////proc/none/tilecore.db")
+    now = [0.0]
+    monkeypatch.setattr(advice, "OUTAGE", advice.Outage(lambda: now[0]))
+    for _ in range(2):
+        found = programs.matmul.recommend(**SIZES, top_k=1)
+        assert (len(found), found.hardware) == (1, detected_host().name)
+        assert "no measurement counts: " in found.notes[-1]
+        assert "DB804" in found.notes[-1]
+    assert caplog.text.count("recommending without") == 1  # it was asked once
+    monkeypatch.delenv("TILECORE_DATABASE_URL")
+    now[0] = advice.ASKED_AGAIN_S
+    again = programs.matmul.recommend(**SIZES, top_k=1)
+    assert again.notes == found.notes[:-1]
+    assert again.configs == found.configs  # what ships answers either way
+    assert programs.matmul.recommend(**SIZES, target="h100", top_k=1).hardware
 
 
 def test_an_eager_function_and_its_tensors(installed):
