@@ -24,6 +24,14 @@ class DatabaseLocked(DatabaseAway):
     default_hint = "wait for or stop the other process (a backup, a sqlite3 shell), then try again"
 
 
+class TransactionUndone(DatabaseLocked):
+    """Two transactions waited for each other, and the server undid this one."""
+
+    code, title = "DB832", "transaction-undone"
+    template = "{url}: expected to go on after other transactions, found: {reason}"
+    default_hint = "nothing of it was kept: send it again"
+
+
 class SchemaTooNew(DatabaseAway):
     """The database was written by a newer version of this program."""
 
