@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypedDict
 
 from db.errors import IllegalTransition
 from db.records import DEFAULT_PRIORITY, OPEN_STATES, NewRun, RunRecord
@@ -156,29 +156,35 @@ def extend(
 ) -> tuple[RunRecord, bool]:
     """Give a run more trials and seconds; return it and whether this extended it.
 
+    What was asked for before, under the same key, is answered again, whatever has changed since.
+
     Raises:
         StaleRun: it has ended, and could not go on with the code that there is now (SV912).
         DatabaseError: as ``RunRequests.extend`` raises it.
     """
-    _check_can_go_on([store.runs.get(run_id)])
-    return store.runs.extend(
-        run_id, trials=trials, seconds=seconds, idempotency_key=idempotency_key
-    )
+    asked = _Extension(trials=trials, seconds=seconds, idempotency_key=idempotency_key)
+    _check_can_go_on(store, [store.runs.get(run_id)], asked)
+    return store.runs.extend(run_id, **asked)
 
 
 def extend_group(
     store: SqlStore, group: str, *, trials: int, seconds: float, idempotency_key: str | None = None
 ) -> tuple[Sequence[RunRecord], bool]:
     """Give each run of a group that is not cancelled more; as ``extend``, all or none."""
-    _check_can_go_on(store.runs.of_group(group))
-    return store.runs.extend_group(
-        group, trials=trials, seconds=seconds, idempotency_key=idempotency_key
-    )
+    asked = _Extension(trials=trials, seconds=seconds, idempotency_key=idempotency_key)
+    _check_can_go_on(store, store.runs.of_group(group), asked)
+    return store.runs.extend_group(group, **asked)
 
 
-def _check_can_go_on(runs: Sequence[RunRecord]) -> None:
+class _Extension(TypedDict):
+    trials: int
+    seconds: float
+    idempotency_key: str | None
+
+
+def _check_can_go_on(store: SqlStore, runs: Sequence[RunRecord], asked: _Extension) -> None:
     for run in runs:
-        if run.state in ("SUCCEEDED", "FAILED"):
+        if run.state in ("SUCCEEDED", "FAILED") and not store.runs.was_extended(run, **asked):
             check_current(run, host_toolchain())
 
 
