@@ -17,7 +17,7 @@ from recommender.conditions import Condition
 from recommender.errors import InvalidExternalSpace
 
 CHUNK = 1 << 18  # combinations that are looked at together
-MOST_LOOKED_AT = 1 << 25  # two seconds, with a condition or two
+MOST_LOOKED_AT = 1 << 23  # in all: half a second, with a condition or two
 MOST_KEPT = 1 << 20  # parts of configurations that go on
 Digits = dict[str, NDArray[np.int16]]
 
