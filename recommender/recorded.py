@@ -30,6 +30,7 @@ RESULTS = frozenset(
         "verification_time",
     }
 )  # fmt: skip
+WORKED = ("ok", "correct")  # what CSV says in `status`, in any case; without it, who has a time did
 Config = tuple[str, ...]
 
 
@@ -53,8 +54,8 @@ class RecordedSpace:
     def load(cls, path: Path) -> RecordedSpace:
         """Return the space in a file, plain or .gz.
 
-        CSV: columns of knobs, then ``status`` and ``time_ms``. JSON: T4 results, or the cache file
-        of Kernel Tuner.
+        CSV: columns of knobs, ``time_ms``, and ``status`` (OK, or why not). JSON: T4 results, or
+        the cache file of Kernel Tuner.
 
         Raises:
             InvalidRecording: it cannot be read, is none of these, or no configuration worked
@@ -132,7 +133,7 @@ def _text(path: Path) -> str:
                 raw = file.read(MAX_BYTES + 1)
         if len(raw) > MAX_BYTES:
             raise InvalidRecording(path=path, reason=f"more than {MAX_BYTES >> 20} MiB")
-        return raw.decode()
+        return raw.decode("utf-8-sig")  # spreadsheets begin CSV with a byte order mark
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InvalidRecording(path=path, reason=reason) from error
@@ -142,12 +143,15 @@ def _csv_rows(text: str) -> list[tuple[Mapping[str, str], float]]:
     reader = csv.DictReader(io.StringIO(text), strict=True)
     names = reader.fieldnames or []
     knobs = [n for n in names if n not in RESULTS and not re.fullmatch(r"t\d+", n)]
-    if not {"status", "time_ms"} <= set(names) or not knobs:
-        raise ValueError("expected columns of knobs, `status` and `time_ms`")
-    return [
-        ({k: row[k] for k in knobs}, _seconds(row["time_ms"], row["status"] == "ok"))
-        for row in reader
-    ]
+    if "time_ms" not in names or not knobs:
+        raise ValueError("expected columns of knobs, `time_ms` and `status`")
+    found = []
+    for row in reader:
+        if None in row or any(row[k] is None for k in knobs):
+            raise ValueError(f"line {reader.line_num}: expected {len(names)} values")
+        worked = (row.get("status") or WORKED[0]).strip().lower() in WORKED
+        found.append(({k: row[k] for k in knobs}, _seconds(row["time_ms"], worked)))
+    return found
 
 
 def _json_rows(text: str) -> list[tuple[Mapping[str, str], float]]:
