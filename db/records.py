@@ -145,6 +145,15 @@ class TrialRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToldConfig:
+    """What was measured of a configuration that nobody had been given: times, or why none."""
+
+    config: Mapping[str, Any]
+    times_s: Sequence[float] = ()
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EventRecord:
     """One step of a run."""
 

@@ -7,7 +7,7 @@ and what of it is open.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -230,6 +230,11 @@ class ServiceClient:
         """Tell what came of a trial: ``worker``, and ``repeats_us`` or ``failure``."""
         path = f"/v1/studies/{study_id}/trials/{trial_id}:complete"
         self._ask("POST", path, patience_s=OUTAGE_S, json=dict(told))
+
+    def add_trials(self, study_id: str, worker: str, told: Sequence[Mapping[str, Any]]) -> None:
+        """Tell what was measured elsewhere: of each ``config`` ``repeats_us`` or ``failure``."""
+        path, body = f"/v1/studies/{study_id}/trials:add", {"worker": worker, "trials": list(told)}
+        self._ask("POST", path, patience_s=OUTAGE_S, json=body)
 
     def _about(self, sent: Sent, question: OpenProgram) -> dict[str, Any]:
         return {
