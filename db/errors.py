@@ -105,6 +105,14 @@ class ValueOutOfRange(DatabaseError):
     template = "expected values that the database can hold, found one that it cannot: {reason}"
 
 
+class BackupFailed(DatabaseError):
+    """A database cannot be copied into a file."""
+
+    code, title = "DB833", "backup-failed"
+    template = "{path}: {reason}"
+    default_hint = "name a file in an existing, writable folder with room for the database"
+
+
 class ModelCorrupt(DatabaseError):
     """The bytes of a stored cost model are not those that were saved."""
 
