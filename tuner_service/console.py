@@ -180,8 +180,8 @@ def print_recommendations(
         low_s, high_s = r.interval_s
         table.add_row(
             str(rank),
-            f"{r.time_s * 1e6:,.0f}",
-            f"{low_s * 1e6:,.0f} to {high_s * 1e6:,.0f}",
+            _micro(r.time_s),
+            f"{_micro(low_s)} to {_micro(high_s)}",
             f"{work_flop / r.time_s / 1e9:,.1f}",
             r.source + (" (stale)" if r.is_stale else ""),
             r.bound_by,
@@ -190,6 +190,11 @@ def print_recommendations(
     for rank, r in enumerate(ranked, 1):
         console.print(f"{rank}. {short_config(r.config, kind)}", highlight=False, soft_wrap=True)
         console.print(f"   {r.rationale}", highlight=False, soft_wrap=True)
+
+
+def _micro(time_s: float) -> str:
+    """Return microseconds, with a decimal where there are few."""
+    return f"{time_s * 1e6:,.{0 if time_s >= 1e-4 else 1}f}"
 
 
 def print_profile(console: Console, profile: HardwareProfile) -> None:
