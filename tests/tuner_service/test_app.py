@@ -218,7 +218,9 @@ def test_head_is_answered_as_get_without_a_body(settings, store):
                     break
             assert time.monotonic() < deadline
         counted = client.get("/metrics").text
-        counted = 'tilecore_request_seconds_count{method="HEAD",route="/kernels",status="200"} 1.0'
+        counted = (
+            'tilecore_request_seconds_count{method="HEAD",route="/v1/kernels",status="200"} 1.0'
+        )
         assert counted in client.get("/metrics").text
 
 
