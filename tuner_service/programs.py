@@ -153,16 +153,20 @@ def loaded(program: str) -> Iterator[Any]:
     """
     text, separator, name = program.rpartition(":")
     path = Path(text if separator else program)
-    if not separator or not path.is_file():
-        found = "no function" if not separator else "no such file"
-        raise InvalidProgramFile(program=program, expected=FORM, found=found)
+    if not path.is_file():
+        raise InvalidProgramFile(program=program, expected=FORM, found="no such file")
     before = list(sys.path)
     sys.path.insert(0, str(path.resolve().parent))
     try:
         with aliased():
             names = _run(path)
+            known = [n for n, v in names.items() if isinstance(v, (JITImpl, AutoTuneImpl))]
+            if not separator:
+                hint = f"it has {', '.join(f'{path}:{n}' for n in known)}" if known else ""
+                raise InvalidProgramFile(
+                    program=program, expected=FORM, found="no function", hint=hint
+                )
             if name not in names:
-                known = [n for n, v in names.items() if isinstance(v, (JITImpl, AutoTuneImpl))]
                 expected = f"one of {', '.join(known)}" if known else f"a function {name}"
                 raise InvalidProgramFile(
                     program=str(path), expected=expected,

@@ -215,6 +215,12 @@ def test_the_command_line_knows_what_a_run_measured(cli, store):  # noqa: F811
     assert (first["source"], first["config"]) == ("measured", dict(tiles))
 
 
+def test_a_file_without_a_function_tells_those_it_has(cli):  # noqa: F811
+    status, _, err = cli("recommend", str(FILE), "--m", "64")
+    assert (status, err[:12]) == (2, "error: SV913")
+    assert f"hint: it has {FILE}:matmul, {FILE}:eager_matmul, " in err
+
+
 BAD = {
     "no file": (["nowhere.py:matmul"], "SV913"),
     "no function": ([str(FILE)], "SV913"),
