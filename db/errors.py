@@ -24,6 +24,14 @@ class DatabaseLocked(DatabaseAway):
     default_hint = "wait for or stop the other process (a backup, a sqlite3 shell), then try again"
 
 
+class TransactionUndone(DatabaseLocked):
+    """Two transactions waited for each other, and the server undid this one."""
+
+    code, title = "DB832", "transaction-undone"
+    template = "{url}: expected to go on after other transactions, found: {reason}"
+    default_hint = "nothing of it was kept: send it again"
+
+
 class SchemaTooNew(DatabaseAway):
     """The database was written by a newer version of this program."""
 
@@ -95,6 +103,14 @@ class ValueOutOfRange(DatabaseError):
 
     code, title = "DB831", "value-out-of-range"
     template = "expected values that the database can hold, found one that it cannot: {reason}"
+
+
+class BackupFailed(DatabaseError):
+    """A database cannot be copied into a file."""
+
+    code, title = "DB833", "backup-failed"
+    template = "{path}: {reason}"
+    default_hint = "name a file in an existing, writable folder with room for the database"
 
 
 class ModelCorrupt(DatabaseError):

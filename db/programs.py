@@ -63,6 +63,12 @@ class Programs:
             row = session.scalars(query).first()
             return None if row is None else _program(row)
 
+    def has_name(self, name: str) -> bool:
+        """Return whether there is a program of a function with this name."""
+        query = select(TileProgramRow.id).where(TileProgramRow.name == name).limit(1)
+        with self._database.read() as session:
+            return session.scalars(query).first() is not None
+
     def list(
         self, *, created_by: str | None = None, limit: int = 50, before: int | None = None
     ) -> Sequence[ProgramEntry]:

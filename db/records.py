@@ -145,6 +145,31 @@ class TrialRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrialOutline:
+    """What tables and charts of a whole run need of a trial; ``detail`` is how it begins."""
+
+    id: int
+    sequence: int
+    config_key: str
+    config: Mapping[str, Any]
+    protocol: str
+    purpose: str
+    state: str
+    status: str | None
+    time_s: float | None
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToldConfig:
+    """What was measured of a configuration that nobody had been given: times, or why none."""
+
+    config: Mapping[str, Any]
+    times_s: Sequence[float] = ()
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EventRecord:
     """One step of a run."""
 

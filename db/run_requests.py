@@ -124,7 +124,7 @@ class RunRequests:
 
     def _extend(self, session: Session, row: RunRow, asked: Mapping[str, Any]) -> bool:
         """Extend a locked run, unless that was done before under the same key."""
-        if _is_repeated(session, row, asked):
+        if _is_repeated(session, row.id, asked):
             return False
         if row.state == "CANCELLED" or row.cancel_requested:
             raise IllegalTransition(run=row.public_id, verb="extended", state=_state(row))
@@ -141,6 +141,17 @@ class RunRequests:
             change(session, update(TrialRow).where(dropped).values(state="pending"))
         add_event(session, self._database, row.id, "extended", asked)
         return True
+
+    def was_extended(
+        self, run: RunRecord, *, trials: int, seconds: float, idempotency_key: str | None
+    ) -> bool:
+        """Return whether exactly this was asked for before, under this key.
+
+        Raises:
+            IdempotencyConflict: something else was (DB807).
+        """
+        with self._database.read() as session:
+            return _is_repeated(session, run.id, _extension(trials, seconds, idempotency_key))
 
     def amend(
         self, public_id: str, *, priority: int | None = None, ceiling_s: float | None = None
@@ -267,12 +278,12 @@ def _extension(trials: int, seconds: float, idempotency_key: str | None) -> dict
     return {"trials": trials, "seconds": seconds, **key}
 
 
-def _is_repeated(session: Session, row: RunRow, asked: Mapping[str, Any]) -> bool:
+def _is_repeated(session: Session, run_id: int, asked: Mapping[str, Any]) -> bool:
     """Return whether an extension was made before under its key; the run's events tell."""
     key = asked.get("idempotency_key")
     if key is None:
         return False
-    query = select(EventRow.payload).where(EventRow.run_id == row.id, EventRow.kind == "extended")
+    query = select(EventRow.payload).where(EventRow.run_id == run_id, EventRow.kind == "extended")
     known = [e for e in session.scalars(query) if e.get("idempotency_key") == key]
     if any(e != asked for e in known):
         raise IdempotencyConflict(key=key)

@@ -32,6 +32,7 @@ from db.errors import (
     DatabaseUnreachable,
     NotADatabase,
     SchemaChanged,
+    TransactionUndone,
     ValueOutOfRange,
 )
 from db.file_url import file_url
@@ -48,6 +49,7 @@ PLANNED_ONCE = (
     "set_config('jit', 'off', false)"
 )
 UNDEFINED = ("42P01", "42703")  # PostgreSQL: no such table, no such column
+UNDONE = ("40P01", "40001", "55P03")  # PostgreSQL: deadlock, serialization, no lock in time
 READ_ONLY = "25006"  # PostgreSQL: a standby, or one that was told to write nothing
 NO_SUCH = ("no such table: ", "no such column: ", "has no column named")  # SQLite
 MAX_PREPARED = 500  # statements: there is one for every combination of filters
@@ -215,6 +217,8 @@ class Database:
             return SchemaChanged(url=self.shown_url, reason=text.splitlines()[0])
         if isinstance(error, sa_exc.DataError):
             return ValueOutOfRange(reason=text.splitlines()[0])
+        if getattr(error.orig, "sqlstate", "") in UNDONE:
+            return TransactionUndone(url=self.shown_url, reason=text.splitlines()[0])
         if getattr(error.orig, "sqlstate", "") == READ_ONLY:
             hint = "have TILECORE_DATABASE_URL name the server that writes, not a copy of it"
             return DatabaseAway(url=self.shown_url, reason=text.splitlines()[0], hint=hint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import uuid
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import exc as sa_exc
@@ -20,7 +20,7 @@ from db.errors import (
     UnknownStudy,
     UnknownTrial,
 )
-from db.records import NewStudy, StudyRecord, StudyTrial
+from db.records import NewStudy, StudyRecord, StudyTrial, ToldConfig
 from db.service_models import StudyRow, StudyTrialRow
 from db.session import Database, change
 
@@ -182,7 +182,6 @@ class Studies:
             LeaseLost: another worker holds, or told, the trial (DB824).
             AlreadyTold: the worker told something else before, or was given up (DB828).
         """
-        median = statistics.median(times_s) if times_s else None
         with self._database.write() as session:
             query = select(StudyTrialRow).where(
                 StudyTrialRow.id == trial, StudyTrialRow.study_id == study.id
@@ -199,10 +198,45 @@ class Studies:
                 )
                 raise AlreadyTold(trial=trial, known=known)
             if row.state == "leased":
-                row.told_at = self._database.now(session)
-                row.state = "failed" if median is None else "ok"
-                row.time_s, row.times_s, row.detail = median, list(times_s), detail
+                _settle(row, times_s, detail, self._database.now(session))
             return _trial(row)
+
+    def tell(
+        self, study: StudyRecord, told: Mapping[int, ToldConfig], worker: str
+    ) -> Sequence[StudyTrial]:
+        """Store what ``worker`` measured without being given it (by row); return the trials.
+
+        New ones come on top of the study's ``max_trials``. Of one that somebody holds this is what
+        came of it; one that is known stays as it is.
+
+        Raises:
+            StudyClosed: nothing is taken any more (DB822).
+        """
+        of_study = StudyTrialRow.study_id == study.id
+        wanted = select(StudyTrialRow).where(of_study, StudyTrialRow.row.in_(list(told)))
+        with self._database.write() as session:
+            self._lock(session, study)
+            now = self._database.now(session)
+            known = {r.row: r for r in session.scalars(wanted.with_for_update())}
+            for row, trial in known.items():
+                if trial.state == "leased":
+                    trial.worker = worker
+                    _settle(trial, told[row].times_s, told[row].detail, now)
+            new = [row for row in told if row not in known]
+            for row in new:
+                trial = StudyTrialRow(
+                    study_id=study.id, row=row, config=dict(told[row].config), worker=worker,
+                    attempt=1, lease_until=now,
+                )  # fmt: skip
+                _settle(trial, told[row].times_s, told[row].detail, now)
+                session.add(trial)
+            if new:
+                entry = session.get_one(StudyRow, study.id)
+                most = max(entry.max_trials, int(entry.space["size"]))
+                entry.max_trials = min(entry.max_trials + len(new), most)
+            session.flush()
+            found = {r.row: _trial(r) for r in session.scalars(wanted)}
+            return [found[row] for row in told]
 
     def trials(
         self, study: StudyRecord, *, best_first: bool = False, limit: int | None = None,
@@ -260,6 +294,13 @@ class Studies:
         locked = query.with_for_update(key_share=True)  # else what tells of a trial waits in turn
         if session.scalars(locked).one().state != "OPEN":
             raise StudyClosed(study=study.public_id)
+
+
+def _settle(row: StudyTrialRow, times_s: Sequence[float], detail: str, now: datetime) -> None:
+    row.told_at = now
+    row.state = "ok" if times_s else "failed"
+    row.time_s = statistics.median(times_s) if times_s else None
+    row.times_s, row.detail = list(times_s), detail
 
 
 def _row(session: Session, public_id: str) -> StudyRow:

@@ -200,7 +200,7 @@ def _ends_in(comparison: ast.Compare) -> bool:
 
 
 def _is_text(value: Any) -> bool:
-    return np.asarray(value).dtype.kind == "U"
+    return np.asarray(value).dtype.kind in "UO"
 
 
 def _shown(value: Any) -> str:

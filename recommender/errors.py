@@ -58,8 +58,8 @@ class InvalidRecording(TileError):
     code, title = "RC607", "invalid-recording"
     template = "{path}: {reason}"
     default_hint = (
-        "expected CSV with knobs, `status` and `time_ms`, T4 results (`tilecore log --export "
-        "FILE.t4.json`), or a cache of Kernel Tuner"
+        "expected CSV with knobs, `time_ms` and `status` (ok, or why not), T4 results (`tilecore "
+        "log --export FILE.t4.json`), or a cache of Kernel Tuner"
     )
 
 

@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 
 from recommender.conditions import Condition
 from recommender.errors import InvalidExternalSpace
+from recommender.joined import joined
 from recommender.knob_shapes import places, shapes
 from recommender.search import Landscape
 from tilecore.lazy import cached_property
 from tilecore.tile_config import digest
 
-MAX_ENUMERATED = 4_000_000  # combinations of values that are looked at
+MAX_ENUMERATED = 4_000_000  # combinations of values that are looked at as a grid
 MAX_CONFIGS = 200_000
 MAX_CODES = 2**62  # combinations of the values of listed configurations
 MAX_PARAMETERS, MAX_VALUES, MAX_CONDITIONS = 32, 1024, 64
@@ -54,9 +55,8 @@ class ExternalSpace:
         """
         _check_parameters(self.parameters)
         combinations = math.prod(self._sizes)
-        most = MAX_ENUMERATED if self.listed is None else MAX_CODES
-        if combinations > most:
-            raise _fault("parameters", f"at most {most} combinations", str(combinations))
+        if combinations > MAX_CODES:
+            raise _fault("parameters", f"at most {MAX_CODES} combinations", str(combinations))
         if len(self.conditions) > MAX_CONDITIONS:
             raise _fault("conditions", f"at most {MAX_CONDITIONS}", str(len(self.conditions)))
         self._codes.setflags(write=False)  # computed here: an empty space is refused at once
@@ -190,19 +190,25 @@ class ExternalSpace:
         """Mixed-radix numbers of the configurations, ascending."""
         if self.listed is not None:
             return self._listed_codes()
-        mask = np.ones(self._sizes, bool)
-        grid = np.meshgrid(*map(_column, self.parameters.values()), indexing="ij", sparse=True)
-        columns = dict(zip(self.parameters, grid, strict=True))
-        for text in self.conditions:
-            condition = Condition(text, self.parameters)
-            others = tuple(i for i, n in enumerate(self.parameters) if n not in condition.names)
-            wanted = np.any(mask, axis=others, keepdims=True)  # by those before it
-            mask &= condition.holds(columns, wanted)
-        codes = np.flatnonzero(mask)
+        conditions = [Condition(text, self.parameters) for text in self.conditions]
+        if math.prod(self._sizes) > MAX_ENUMERATED:
+            codes = joined(self.parameters, conditions, MAX_CONFIGS)
+        else:
+            codes = self._of_grid(conditions)
         if not 0 < len(codes) <= MAX_CONFIGS:
             expected = f"1 to {MAX_CONFIGS} configurations that keep all conditions"
             raise _fault("space", expected, str(len(codes)))
         return codes
+
+    def _of_grid(self, conditions: Sequence[Condition]) -> NDArray[np.int64]:
+        mask = np.ones(self._sizes, bool)
+        grid = np.meshgrid(*map(_column, self.parameters.values()), indexing="ij", sparse=True)
+        columns = dict(zip(self.parameters, grid, strict=True))
+        for condition in conditions:
+            others = tuple(i for i, n in enumerate(self.parameters) if n not in condition.names)
+            wanted = np.any(mask, axis=others, keepdims=True)  # by those before it
+            mask &= condition.holds(columns, wanted)
+        return np.flatnonzero(mask)
 
     def _listed_codes(self) -> NDArray[np.int64]:
         found: dict[int, Mapping[str, Value]] = {}

@@ -109,6 +109,11 @@ class Measurement:
         return statistics.median(self.times_s) if self.times_s else None
 
     @property
+    def is_apart(self) -> bool:
+        """Whether it was timed at another moment than the others of its confirmation."""
+        return bool(self.metrics.get("is_apart"))
+
+    @property
     def reference_time_s(self) -> float | None:
         """The median of the rival's repeats."""
         return statistics.median(self.reference_times_s) if self.reference_times_s else None

@@ -12,7 +12,7 @@ from recommender.nearest import best_nearby, fastest
 from recommender.ports import MeasurementStore
 from recommender.program_table import ProgramTable
 from recommender.recommend import CLOSE, MAX_NEIGHBOURS
-from recommender.recommendation import Recommendation
+from recommender.recommendation import Recommendation, interval_of
 from recommender.screening import Screening
 from recommender.search import STRATEGIES
 from recommender.tuning import Budget, TuningSession
@@ -98,8 +98,7 @@ def _measured(
     assert m.time_s is not None
     wanted = threads or hardware.cores
     scale = 1.0 if m.threads == wanted else table.scale(m.config)
-    times = sorted(t * scale for t in m.times_s)
-    how = f"median of {len(times)} repeats on {m.measured_at:%Y-%m-%d}"
+    how = f"median of {len(m.times_s)} repeats on {m.measured_at:%Y-%m-%d}"
     if scale != 1.0:
         how += f", one thread, scaled to {wanted}"
     row = table.row(m.config)
@@ -109,7 +108,7 @@ def _measured(
     certain = 0.98 if m.protocol is Protocol.CONFIRM else 0.85
     return Recommendation(
         config=m.config, source="measured", time_s=m.time_s * scale,
-        interval_s=(times[0], times[-1]), distance=0.0,
+        interval_s=interval_of(m.times_s, scale), distance=0.0,
         confidence=certain * (OTHER_DRIVER if doubts else 1.0),
         bound_by="" if row is None else table.bound_by[row], doubts=doubts,
         rationale="best measured for exactly this program and problem: "

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
+
+import numpy as np
 
 from recommender.analytic import Estimate
 from recommender.freshness import OTHER_CODE, OTHER_DRIVER, driver_differences
@@ -69,8 +71,7 @@ def of_measurement(
     scale = 1.0
     if m.threads != explained.threads:  # by the predicted ratio
         scale = explained.time_s / expected_s(m.threads)
-    times = sorted(t * scale for t in m.times_s)
-    how = f"median of {len(times)} repeats on {m.measured_at.date()}"
+    how = f"median of {len(m.times_s)} repeats on {m.measured_at.date()}"
     if m.protocol is Protocol.SCREEN:
         how += f", one thread, scaled to {explained.threads}"
     what = "best measured" if rank == 0 else "another one measured"
@@ -78,7 +79,7 @@ def of_measurement(
         config=m.config,
         source="measured",
         time_s=time_s * scale,
-        interval_s=(times[0], times[-1]),
+        interval_s=interval_of(m.times_s, scale),
         distance=0.0,
         confidence=(0.98 if m.protocol is Protocol.CONFIRM else 0.85)
         * (OTHER_DRIVER if doubts else 1.0),
@@ -88,6 +89,12 @@ def of_measurement(
         doubts=doubts,
         terms_s=explained.terms_s,
     )
+
+
+def interval_of(times_s: Sequence[float], scale: float) -> tuple[float, float]:
+    """Return the ends of what holds 80 % of some repeats, times a factor."""
+    low_s, high_s = np.quantile(times_s, (0.1, 0.9))
+    return float(low_s) * scale, float(high_s) * scale
 
 
 def of_neighbour(

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recommender.errors import InvalidRecording
+from recommender.external import ExternalSpace, Value
 from recommender.knob_shapes import places, shapes
 from recommender.search import Landscape
 from tilecore.lazy import cached_property
@@ -30,6 +31,7 @@ RESULTS = frozenset(
         "verification_time",
     }
 )  # fmt: skip
+WORKED = ("ok", "correct")  # what CSV says in `status`, in any case; without it, who has a time did
 Config = tuple[str, ...]
 
 
@@ -53,8 +55,8 @@ class RecordedSpace:
     def load(cls, path: Path) -> RecordedSpace:
         """Return the space in a file, plain or .gz.
 
-        CSV: columns of knobs, then ``status`` and ``time_ms``. JSON: T4 results, or the cache file
-        of Kernel Tuner.
+        CSV: columns of knobs, ``time_ms``, and ``status`` (OK, or why not). JSON: T4 results, or
+        the cache file of Kernel Tuner.
 
         Raises:
             InvalidRecording: it cannot be read, is none of these, or no configuration worked
@@ -109,6 +111,30 @@ class RecordedSpace:
         """Knob values as numbers, a row per configuration (texts by their rank)."""
         return numbers_of(self.configs)
 
+    def configs_of(self, space: ExternalSpace, file: Path) -> list[tuple[dict[str, Value], float]]:
+        """Return the configurations that a space has, too, with their times in s (NaN: failed).
+
+        Of one that comes twice the last counts; knobs that are no parameters may have one value.
+
+        Raises:
+            InvalidRecording: a parameter is no knob, or a knob with several values no parameter
+                (RC607).
+        """
+        columns = dict(zip(self.knobs, zip(*self.configs, strict=True), strict=True))
+        more = [k for k, c in columns.items() if k not in space.parameters and len(set(c)) > 1]
+        if more or not space.parameters.keys() <= columns.keys():
+            reason = f"expected columns {', '.join(space.parameters)}, found {', '.join(columns)}"
+            raise InvalidRecording(path=file, reason=reason)
+        known = {name: _by_text(values) for name, values in space.parameters.items()}
+        found: dict[int, tuple[dict[str, Value], float]] = {}
+        for at, time_s in enumerate(self.time_s.tolist()):
+            texts = {name: columns[name][at] for name in space.parameters}
+            config = {n: v for n, t in texts.items() if (v := _value(known[n], t)) is not None}
+            row = space.find(config)
+            if row is not None:
+                found[row] = config, time_s
+        return list(found.values())
+
     def landscape(self, prior_s: NDArray[Any] | None = None) -> Landscape:
         """Return what a search may see: knob values and neighbours, no times."""
         prior = np.ones(len(self)) if prior_s is None else prior_s
@@ -132,7 +158,7 @@ def _text(path: Path) -> str:
                 raw = file.read(MAX_BYTES + 1)
         if len(raw) > MAX_BYTES:
             raise InvalidRecording(path=path, reason=f"more than {MAX_BYTES >> 20} MiB")
-        return raw.decode()
+        return raw.decode("utf-8-sig")  # spreadsheets begin CSV with a byte order mark
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InvalidRecording(path=path, reason=reason) from error
@@ -142,12 +168,15 @@ def _csv_rows(text: str) -> list[tuple[Mapping[str, str], float]]:
     reader = csv.DictReader(io.StringIO(text), strict=True)
     names = reader.fieldnames or []
     knobs = [n for n in names if n not in RESULTS and not re.fullmatch(r"t\d+", n)]
-    if not {"status", "time_ms"} <= set(names) or not knobs:
-        raise ValueError("expected columns of knobs, `status` and `time_ms`")
-    return [
-        ({k: row[k] for k in knobs}, _seconds(row["time_ms"], row["status"] == "ok"))
-        for row in reader
-    ]
+    if "time_ms" not in names or not knobs:
+        raise ValueError("expected columns of knobs, `time_ms` and `status`")
+    found: list[tuple[Mapping[str, str], float]] = []
+    for row in reader:
+        if None in row or any(row[k] is None for k in knobs):
+            raise ValueError(f"line {reader.line_num}: expected {len(names)} values")
+        worked = (row.get("status") or WORKED[0]).strip().lower() in WORKED
+        found.append(({k: row[k] for k in knobs}, _seconds(row["time_ms"], worked)))
+    return found
 
 
 def _json_rows(text: str) -> list[tuple[Mapping[str, str], float]]:
@@ -184,6 +213,20 @@ def _seconds(time_ms: Any, worked: bool) -> float:
     except (TypeError, ValueError):
         return math.nan
     return found if 0 < found < math.inf else math.nan
+
+
+def _by_text(values: Iterable[Value]) -> dict[str | float, Value]:
+    """Return values by how files may spell them: 1, 1.0 and True are one number."""
+    return {v if isinstance(v, str) else float(v): v for v in values}
+
+
+def _value(known: Mapping[str | float, Value], text: str) -> Value | None:
+    if text in known:
+        return known[text]
+    try:
+        return known.get(float({"true": "1", "false": "0"}.get(text.lower(), text)))
+    except ValueError:
+        return None
 
 
 def numbers_of(configs: Iterable[Config]) -> NDArray[np.float64]:

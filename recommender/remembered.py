@@ -1,13 +1,14 @@
 """What was measured of a user's program: of these sizes, or of others of the same function.
 
 Measurements come from ``@autotune`` and its like (``tuner_service.autotune``), which file them
-under the function's name, its inputs' shapes and the version of each candidate.
+under the function's name, its inputs' shapes and the version of each candidate; and from runs that
+tune a program as data (``tilecore tune program.py:function``), under its digest and its sizes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,12 +17,13 @@ from recommender.analytic import ANALYTIC_SPREAD, Estimates, estimate
 from recommender.freshness import differences
 from recommender.measurement import Protocol
 from recommender.nearest import best_nearby
+from recommender.portable_tracing import portable
 from recommender.ports import MeasurementStore
 from recommender.programs import version
 from recommender.recommend import CLOSE, MAX_NEIGHBOURS
 from recommender.recommendation import Recommendation, of_measurement, of_neighbour
 from recommender.space import SearchSpace
-from recommender.workload import Workload
+from recommender.workload import Workload, digest_of, kernel_name
 from tilecore.errors import TileError
 from tilecore.ir.analysis import marked_outputs
 from tilecore.kernels.definition import KernelDefinition
@@ -40,11 +42,13 @@ class Known:
         store: what was measured.
         toolchain_key: of those measurements that count without a doubt.
         gemm: of the library; what is known of it holds for programs that are such a product.
+        is_sent: (name of a function) -> whether a program of that name may have been tuned as data.
     """
 
     store: MeasurementStore
     toolchain_key: str
     gemm: KernelDefinition
+    is_sent: Callable[[str], bool] = lambda _: False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +70,19 @@ def remembered(
         spaces: of its families.
         known: what was measured.
     """
-    workload = _workload(question, spaces[0])
-    if workload is None:
-        return [], []
-    first = _exact(question, spaces, workload, known)
-    near = list(_near(question, spaces, workload, known))[:MAX_NEIGHBOURS]
+    workloads = [
+        w
+        for w in (_workload(question, spaces[0]), _sent(question, spaces[0], known))
+        if w is not None
+    ]
+    exact = [e for w in workloads if (e := _exact(question, spaces, w, known)) is not None]
+    first = sorted(exact, key=lambda e: (-e.found.confidence, e.found.time_s))
+    near = sorted(
+        (e for w in workloads for e in _near(question, spaces, w, known)),
+        key=lambda e: e.found.distance,
+    )[:MAX_NEIGHBOURS]
     close = [e for e in near if e.found.distance <= CLOSE and not e.found.is_stale]
-    return [*([first] if first else []), *close], [e for e in near if e not in close]
+    return [*first, *close], [e for e in near if e not in close]
 
 
 def _workload(question: OpenProgram, space: SearchSpace) -> Workload | None:
@@ -84,6 +94,22 @@ def _workload(question: OpenProgram, space: SearchSpace) -> Workload | None:
     params = [p for i, p in enumerate(func.params) if i not in outputs]
     problem = static_problem_of(params)
     return None if problem is None else Workload.of(question.logged, problem)
+
+
+def _sent(question: OpenProgram, space: SearchSpace, known: Known) -> Workload | None:
+    """Return what the log calls the program as data; None: it was never tuned so."""
+    if not known.is_sent(question.name):
+        return None
+    try:
+        program = portable(question, space.hardware)
+    except TileError:  # it cannot be told as data
+        return None
+    sizes = {**question.sizes, **question.problem}
+    names = (*program.sizes, *program.call_sizes)
+    if not all(name in sizes for name in names):
+        return None
+    problem = {name: sizes[name] for name in names}
+    return Workload.of(kernel_name(program.digest), problem, question.cores)
 
 
 def _exact(
@@ -99,9 +125,10 @@ def _exact(
         if m.toolchain.key == known.toolchain_key
     ]
     found.sort(key=lambda m: (m.protocol is not Protocol.CONFIRM, m.time_s or math.inf))
+    is_data = digest_of(workload.kernel) is not None  # its name says which program it is
     for m in found[:LOOKED_AT]:
         config = _whole(question, m.config)
-        if config is not None and m.program_digest == _version(question, config):
+        if config is not None and (is_data or m.program_digest == _version(question, config)):
             space = _space_of(spaces, config)
             expected = _estimates(question, space, config)
             told = of_measurement(m, 0, hardware, expected.at(0), expected.times_with(0))

@@ -75,7 +75,7 @@ class TuningResult:
 
     @property
     def gain_over_default(self) -> float | None:
-        """Default time over best time."""
+        """Default time over best time; None, too, where one was timed apart from the others."""
         return _ratio(self.default, self.best)
 
     @property
@@ -306,4 +306,6 @@ def kernel_session(
 def _ratio(a: Measurement | None, b: Measurement | None) -> float | None:
     if a is None or b is None or a.time_s is None or b.time_s is None or a.protocol != b.protocol:
         return None
+    if a is not b and (a.is_apart or b.is_apart):
+        return None  # of two moments: their ratio says nothing of the configs
     return a.time_s / b.time_s

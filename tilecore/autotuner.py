@@ -85,6 +85,14 @@ class AutoTuneImpl:
         self.results: dict[Any, AutotuneResult] = {}
         functools.update_wrapper(self, impl.wrapped, updated=())
 
+    def __deepcopy__(self, known: Any) -> AutoTuneImpl:
+        """Return this function: copies of a model share it, and what was tuned."""
+        return self
+
+    def __reduce__(self) -> str:
+        """Return where another process finds it: by its name."""
+        return str(self.impl.wrapped.__qualname__)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Lazy: return the tuned kernel. Eager: run it on the tensors.
 

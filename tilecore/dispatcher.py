@@ -52,6 +52,10 @@ class StaleTable(UserWarning):
     """A table was made for another version of its kernel's program."""
 
 
+def _remade(table: DispatchTable, options: Mapping[str, Any]) -> Dispatcher:
+    return Dispatcher(table, **options)
+
+
 class Dispatcher:
     """What ``tilecore.Dispatcher(table)`` returns: call it with the tensors of the kernel.
 
@@ -86,6 +90,7 @@ class Dispatcher:
             InvalidDispatchTable: no such table, or one that the program has no use for (TC506).
             TypeMismatch: an unknown mode (TC202).
         """
+        self._asked = program, target, shapes, beyond
         for name, value, known in (("shapes", shapes, MODES), ("beyond", beyond, BEYOND)):
             if value not in known:
                 expected = f"{name} one of {', '.join(known)}"
@@ -115,6 +120,16 @@ class Dispatcher:
             warnings.warn(StaleTable(f"{self._path}: {doubt}"), stacklevel=2)
 
     # --- calls --------------------------------------------------------------------------------
+
+    def __deepcopy__(self, known: Any) -> Dispatcher:
+        """Return this dispatcher: copies of a model share it, and its kernels."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how another process makes it: of the same table and program."""
+        program, target, shapes, beyond = self._asked
+        options = {"program": program, "target": target, "shapes": shapes, "beyond": beyond}
+        return _remade, (self.table, options)
 
     def __call__(self, *tensors: Any) -> Any:
         """Run the kernel that the tensors' sizes choose; see ``JITKernel.__call__``.

@@ -94,6 +94,16 @@ class JITImpl:
         if isinstance(fn, FunctionType):
             functools.update_wrapper(self, fn)
 
+    def __deepcopy__(self, known: Any) -> JITImpl:
+        """Return this function: copies of a model share it, and the kernels that it has built."""
+        return self
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """Return where another process finds it: by its name, or as the program that it is of."""
+        if isinstance(self.wrapped, PrimFunc):
+            return type(self), (self.wrapped, self.options, {})
+        return str(self.wrapped.__qualname__)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Lazy: return the kernel. Eager: run the kernel and return its outputs.
 

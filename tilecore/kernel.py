@@ -15,6 +15,7 @@ from tilecore.ir.nodes import Buffer, PrimFunc
 from tilecore.profiler import Profiler, TensorSupplyType
 from tilecore.runtime.kept import KeptKernel
 from tilecore.runtime.outputs import OutputMaker
+from tilecore.target import names_emulator
 from tilecore.torch_trace import is_traced, labelled
 
 if TYPE_CHECKING:
@@ -30,6 +31,22 @@ def input_parameters(func: PrimFunc) -> tuple[Buffer | Var, ...]:
     """Return the parameters that a caller passes."""
     outputs = marked_outputs(func)
     return tuple(p for i, p in enumerate(func.params) if i not in outputs)
+
+
+def _restored(
+    func: PrimFunc, artifact: Artifact, out_idx: Any, told: Mapping[str, Any]
+) -> JITKernel:
+    """Return a kernel that was pickled, compiled for this machine where its artifact is not."""
+    if not artifact.library.is_file():
+        from tilecore.compiler import compile
+
+        manifest = artifact.manifest
+        is_own = manifest.device is None and not names_emulator(manifest.isa)
+        artifact = compile(func, "llvm" if is_own else manifest.isa, dict(manifest.config))
+    kernel = JITKernel(func, artifact, None, out_idx)
+    for name, value in told.items():
+        setattr(kernel, name, value)
+    return kernel
 
 
 class JITKernel:
@@ -83,6 +100,28 @@ class JITKernel:
         self.given = tuple(i for i in positions if i not in self.kept)
         self.given_inputs = tuple(i for i in self.given if i not in self.output_positions)
         self.label = labelled(self)
+
+    def __deepcopy__(self, known: Any) -> JITKernel:
+        """Return this kernel: copies of a model share it, as they share machine code."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how another process gets it: from its artifact, or compiled anew elsewhere.
+
+        Raises:
+            TypeError: it has memory of this process: a packed tensor, or the emulator's.
+        """
+        if self.kept or self._for_emulator:
+            raise TypeError(
+                f"cannot pickle the kernel {self.prim_func.name}, which keeps a packed tensor or "
+                "runs on the emulator: make it anew there"
+            )
+        told = {name: getattr(self, name) for name in ("latency", "ref_latency", "config")}
+        return _restored, (self.prim_func, self.artifact, self.out_idx, told)
+
+    @property
+    def _for_emulator(self) -> bool:
+        return type(self._loaded).__name__ == "EmulatedKernel"
 
     @property
     def loaded(self) -> LoadedKernel | CudaKernel | EmulatedKernel:

@@ -5,12 +5,17 @@ Registered as the entry point ``tilecore.recommender``.
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 
+from db.errors import DatabaseAway
 from db.store import SqlStore
 from recommender.hardware import HardwareProfile, assumption, nearest_profile
 from recommender.open_programs import advise
+from recommender.ports import MeasurementStore
 from recommender.remembered import Known
 from tilecore import kernels
 from tilecore.errors import TypeMismatch, UnknownTarget
@@ -20,12 +25,24 @@ from tilecore.target import CPU_NAMES, Target, names_emulator, parse_target
 from tuner_service.errors import TooManyThreads
 from tuner_service.hardware import find_hardware_or_like
 from tuner_service.kept_advice import KeptAdvice
-from tuner_service.settings import load_settings
-from tuner_service.wiring import compile_target, host_profile, host_toolchain, open_store
+from tuner_service.nothing_kept import NothingKept
+from tuner_service.settings import Settings, load_settings
+from tuner_service.wiring import (
+    Devices,
+    compile_target,
+    host_profile,
+    host_toolchain,
+    open_store,
+)
+
+LOG = logging.getLogger(__name__)
+ASKED_AGAIN_S = 60.0  # after the database was away
 
 
 def recommend(question: OpenProgram) -> ProgramAdvice:
     """Return ranked configs of a program for its target.
+
+    Where the database is away, or has no room, models answer: a program must not fail for that.
 
     Raises:
         UnknownHardware: nobody knows the target, nor a device like it (RC601).
@@ -44,6 +61,18 @@ def recommend(question: OpenProgram) -> ProgramAdvice:
             expected="`problem` beside `service`", found="`problem` alone",
             hint="this installation takes sizes as arguments of the function",
         )  # fmt: skip
+    if not OUTAGE.lasts():
+        try:
+            return _by_what_is_known(question, settings)
+        except DatabaseAway as error:
+            OUTAGE.begin(error)
+    nothing = NothingKept()
+    hardware, asked_for = device_of(nothing, question.target)
+    found = advise_for(question, hardware, asked_for, _known(nothing, hardware))
+    return replace(found, notes=(*found.notes, f"no measurement counts: {OUTAGE.reason}"))
+
+
+def _by_what_is_known(question: OpenProgram, settings: Settings) -> ProgramAdvice:
     store = open_store(settings)
     with closing(store.database):
         hardware, asked_for = device_of(store, question.target)
@@ -59,8 +88,33 @@ def recommend(question: OpenProgram) -> ProgramAdvice:
         return found
 
 
+class Outage:
+    """Whether this process met a database that is away: who asks again waits for it again."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._until = clock, 0.0
+        self.reason = ""
+
+    def lasts(self) -> bool:
+        """Return whether it was away just now."""
+        return self._clock() < self._until
+
+    def begin(self, error: DatabaseAway) -> None:
+        """Warn, and ask it no more for a while."""
+        self._until = self._clock() + ASKED_AGAIN_S
+        self.reason = f"{error.message} [{error.code}]"
+        LOG.warning("recommending without what was measured: %s", self.reason)
+
+
+OUTAGE = Outage()
+
+
 def known_to(store: SqlStore, hardware: HardwareProfile) -> Known:
     """Return what was measured on a device, by this installation's toolchain and others."""
+    return replace(_known(store, hardware), is_sent=store.programs.has_name)
+
+
+def _known(store: MeasurementStore, hardware: HardwareProfile) -> Known:
     return Known(store, host_toolchain().on(hardware.kind).key, kernels.get("gemm"))
 
 
@@ -89,7 +143,7 @@ def advise_for(
     return replace(found, notes=(note, *found.notes))
 
 
-def device_of(store: SqlStore, target: str | None) -> tuple[HardwareProfile, str]:
+def device_of(store: Devices, target: str | None) -> tuple[HardwareProfile, str]:
     """Return the device of a target as compilers name it, and what it stands in for ("": itself).
 
     Raises:

@@ -12,11 +12,12 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from db.errors import DatabaseAway
 from db.store import SqlStore
 from recommender.analytic import Estimate
 from recommender.hardware import HardwareProfile
@@ -30,9 +31,16 @@ from tilecore.tile_config import TileConfig
 from tilecore.tuning import TuningAnswer, TuningTask
 from tuner_service.advice import device_of
 from tuner_service.errors import InvalidRequest
+from tuner_service.nothing_kept import NothingKept
 from tuner_service.service_tuning import tune_there
 from tuner_service.settings import Settings, load_settings
-from tuner_service.wiring import compile_target, host_profile, host_toolchain, open_store
+from tuner_service.wiring import (
+    Devices,
+    compile_target,
+    host_profile,
+    host_toolchain,
+    open_store,
+)
 from workers.device_programs import DeviceProgramToolbox, EmulatedProgramToolbox
 from workers.devices import gpu_devices
 from workers.pool import LocalPool, gather
@@ -49,28 +57,48 @@ NO_TIME = "not measured: the time limit of a tuning (TILECORE_TIME_LIMIT_S) was 
 
 
 def tune(task: TuningTask) -> TuningAnswer:
-    """Return the times of a task's candidates: stored ones, or measured now and then stored."""
+    """Return the times of a task's candidates: stored ones, or measured now and then stored.
+
+    Where the database is away, or has no room, they are measured and not kept, with a warning.
+    """
     settings = load_settings()
-    store = open_store(settings)
-    with closing(store.database):
-        tuning = _Tuning(task, settings, _device(task, store))
+    with ExitStack() as stack:
+        store, hardware = None, None
+        try:
+            store = open_store(settings)
+            stack.enter_context(closing(store.database))
+            hardware = _device(task, store)
+        except DatabaseAway as error:
+            LOG.warning(
+                "tuning %s without a database: %s [%s]", task.name, error.message, error.code
+            )
+            store, hardware = None, _device(task, NothingKept())
+        tuning = _Tuning(task, settings, hardware)
         answer = None if settings.service_url is None else _answer_of_service(tuning, store)
         return _tuned_here(tuning, store) if answer is None else answer
 
 
-def _tuned_here(tuning: _Tuning, store: SqlStore) -> TuningAnswer:
+def _tuned_here(tuning: _Tuning, store: SqlStore | None) -> TuningAnswer:
     """Return what is stored on this machine, or is measured now."""
-    known = tuning.stored(store)
+    known = tuning.stored(store) if store is not None else []
     if tuning.is_complete(known):
         return tuning.answer(known, is_stored=True)
     if not tuning.is_here:
         return tuning.expected()
     found = tuning.measure(known)
-    store.add_all([m for m in found if m.status is not MeasureStatus.WORKER_LOST])
+    if store is not None:
+        _keep(store, [m for m in found if m.status is not MeasureStatus.WORKER_LOST])
     return tuning.answer([*known, *found], is_stored=False)
 
 
-def _answer_of_service(tuning: _Tuning, store: SqlStore) -> TuningAnswer | None:
+def _keep(store: SqlStore, found: Sequence[Measurement]) -> None:
+    try:
+        store.add_all(found)
+    except DatabaseAway as error:  # what was measured holds for this process all the same
+        LOG.warning("what was measured is not kept: %s [%s]", error.message, error.code)
+
+
+def _answer_of_service(tuning: _Tuning, store: SqlStore | None) -> TuningAnswer | None:
     """Return what the service of the settings measured, None (and a warning) where it has nothing.
 
     A service checks programs against the interpreter. Where the author gave a reference, the winner
@@ -113,7 +141,7 @@ def own_target(target: str, hardware: HardwareProfile) -> str:
     return "" if is_own else target
 
 
-def _device(task: TuningTask, store: SqlStore) -> HardwareProfile:
+def _device(task: TuningTask, store: Devices) -> HardwareProfile:
     """Return the device that a task is for.
 
     Raises:

@@ -109,7 +109,7 @@ Sizes = Annotated[
     typer.Option("--size", metavar="NAME=VALUE", help="of a program: a size known at its call"),
 ]
 Service = Annotated[
-    str | None, typer.Option(help="of a program: URL of the service that is to answer")
+    str | None, typer.Option(help="URL of the service that is to answer, or whose workers measure")
 ]
 KernelOrProgram = Annotated[
     str, typer.Argument(help="a kernel of the library, or path/program.py:function")
@@ -173,11 +173,16 @@ def tune(
         )  # fmt: skip
         programs.tune(settings, asked, effort, force=force)
         return
-    refuse_for_library(
-        kernel, fixed=fixed or (), space=space or (), size=size or (), service=service or ()
-    )
+    refuse_for_library(kernel, fixed=fixed or (), space=space or (), size=size or ())
     problem = commands.parse_problem(given, fields or ())
-    if file is None:
+    if service is not None:
+        from tuner_service import library_by_service
+
+        if file is not None:
+            raise InvalidRequest(message="expected --file or --service, found both")
+        question = {"kernel": kernel, "problem": problem, "threads": threads, "hardware": target}
+        library_by_service.tune(settings, service, question, effort)
+    elif file is None:
         commands.tune(
             settings, kernel, problem, effort, threads=threads, force=force, target=target
         )
@@ -220,13 +225,20 @@ def recommend(
         )  # fmt: skip
         programs.recommend(load_settings(), asked, top_k=top_k, as_json=as_json)
         return
-    refuse_for_library(
-        kernel, fixed=fixed or (), space=space or (), size=size or (), service=service or ()
-    )
+    refuse_for_library(kernel, fixed=fixed or (), space=space or (), size=size or ())
+    problem = commands.parse_problem(given, fields or ())
+    if service is not None:
+        from tuner_service import library_by_service
+
+        question = {"kernel": kernel, "problem": problem, "threads": threads, "hardware": hardware}
+        library_by_service.recommend(
+            load_settings(), service, question, top_k=top_k, as_json=as_json
+        )
+        return
     commands.recommend(
         load_settings(),
         kernel,
-        commands.parse_problem(given, fields or ()),
+        problem,
         threads=threads,
         hardware=hardware,
         top_k=top_k,

@@ -10,7 +10,7 @@ import typer
 from db.records import MAX_INTEGER, RetentionPolicy
 from tuner_service.settings import load_settings
 
-db_app = typer.Typer(help="Keeps the database small.", no_args_is_help=True)
+db_app = typer.Typer(help="Keeps the database small, and copies of it.", no_args_is_help=True)
 model_app = typer.Typer(help="Shows, uploads and restores cost models.", no_args_is_help=True)
 KEPT = RetentionPolicy()
 
@@ -57,6 +57,16 @@ def compact(
         keep_training=keep_training, above_bytes=above_mib << 20,
     )  # fmt: skip
     operations.compact(load_settings(), policy, dry_run=dry_run, vacuum=vacuum)
+
+
+@db_app.command()
+def backup(
+    file: Annotated[Path, typer.Argument(help="where the copy goes; a file there is replaced")],
+) -> None:
+    """Copy the embedded database into a file, while others use it."""
+    from tuner_service import operations
+
+    operations.back_up(load_settings(), file)
 
 
 @model_app.command("list")

@@ -7,7 +7,8 @@ and what of it is open.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -99,8 +100,7 @@ class ServiceClient:
 
     def first(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """Return the first recommendation for a question as ``POST /v1/recommendations`` has it."""
-        found = self._ask("POST", "/v1/recommendations", json={**question, "top_k": 1}).json()
-        first: dict[str, Any] = found["recommendations"][0]
+        first: dict[str, Any] = self.recommendations({**question, "top_k": 1})["recommendations"][0]
         return first
 
     def log(self, **filters: Any) -> Iterator[dict[str, Any]]:
@@ -114,9 +114,16 @@ class ServiceClient:
             if cursor is None:
                 return
 
-    def queue(self, request: Mapping[str, Any], idempotency_key: str) -> dict[str, Any]:
+    def recommendations(self, question: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer of ``POST /v1/recommendations``."""
+        found: dict[str, Any] = self._ask("POST", "/v1/recommendations", json=dict(question)).json()
+        return found
+
+    def queue(
+        self, request: Mapping[str, Any], idempotency_key: str | None = None
+    ) -> dict[str, Any]:
         """Queue a tuning run, or return the one that was queued with this key."""
-        headers = {"Idempotency-Key": idempotency_key}
+        headers = {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
         answer = self._ask("POST", "/v1/tuning-runs", json=dict(request), headers=headers)
         run: dict[str, Any] = answer.json()
         return run
@@ -126,7 +133,7 @@ class ServiceClient:
         sent = self.send(question)
         begin = time.perf_counter()
         body = self._about(sent, question) | {"top_k": question.top_k}
-        found = self._ask("POST", "/v1/recommendations", json=body).json()
+        found = self.recommendations(body)
         return _advice(sent, found, time.perf_counter() - begin)
 
     def dispatch_table(
@@ -180,10 +187,7 @@ class ServiceClient:
     def tune(self, question: OpenProgram, effort: Mapping[str, Any]) -> dict[str, Any]:
         """Queue a tuning run of a program and return it as the service tells it."""
         sent = self.send(question)
-        run: dict[str, Any] = self._ask(
-            "POST", "/v1/tuning-runs", json={**self._about(sent, question), **effort}
-        ).json()
-        return run
+        return self.queue({**self._about(sent, question), **effort})
 
     def follow(
         self,
@@ -230,6 +234,11 @@ class ServiceClient:
         """Tell what came of a trial: ``worker``, and ``repeats_us`` or ``failure``."""
         path = f"/v1/studies/{study_id}/trials/{trial_id}:complete"
         self._ask("POST", path, patience_s=OUTAGE_S, json=dict(told))
+
+    def add_trials(self, study_id: str, worker: str, told: Sequence[Mapping[str, Any]]) -> None:
+        """Tell what was measured elsewhere: of each ``config`` ``repeats_us`` or ``failure``."""
+        path, body = f"/v1/studies/{study_id}/trials:add", {"worker": worker, "trials": list(told)}
+        self._ask("POST", path, patience_s=OUTAGE_S, json=body)
 
     def _about(self, sent: Sent, question: OpenProgram) -> dict[str, Any]:
         return {

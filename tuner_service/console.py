@@ -23,7 +23,7 @@ from db.records import (
 from recommender.hardware import EMULATED, HardwareProfile
 from recommender.workload import digest_of
 from tilecore.tile_config import TileConfig
-from tuner_service.report import ROLES, work_flop_of
+from tuner_service.report import ROLES, doubts_in, work_flop_of
 
 if TYPE_CHECKING:
     from recommender.recommendation import Recommendation
@@ -153,6 +153,9 @@ def _summary(
         yield f"best is {gain:.2f}x as fast as the default config"
     if ratio is not None:
         yield f"the recommendation without any measurement reached {ratio:.2f} of the best"
+    titles = dict(zip(ROLES, ROLE_TITLES, strict=True))
+    for doubt, roles in doubts_in(result).items():
+        yield f"doubtful: {doubt} ({', '.join(titles[role] for role in roles)})"
     counts = ", ".join(f"{count} {status}" for status, count in sorted(by_status.items()))
     yield f"trials: {counts} (of {result.get('space_size', '?')} legal configs)"
     yield f"wall time: {active_s:.1f} s"
@@ -177,8 +180,8 @@ def print_recommendations(
         low_s, high_s = r.interval_s
         table.add_row(
             str(rank),
-            f"{r.time_s * 1e6:,.0f}",
-            f"{low_s * 1e6:,.0f} to {high_s * 1e6:,.0f}",
+            _micro(r.time_s),
+            f"{_micro(low_s)} to {_micro(high_s)}",
             f"{work_flop / r.time_s / 1e9:,.1f}",
             r.source + (" (stale)" if r.is_stale else ""),
             r.bound_by,
@@ -187,6 +190,11 @@ def print_recommendations(
     for rank, r in enumerate(ranked, 1):
         console.print(f"{rank}. {short_config(r.config, kind)}", highlight=False, soft_wrap=True)
         console.print(f"   {r.rationale}", highlight=False, soft_wrap=True)
+
+
+def _micro(time_s: float) -> str:
+    """Return microseconds, with a decimal where there are few."""
+    return f"{time_s * 1e6:,.{0 if time_s >= 1e-4 else 1}f}"
 
 
 def print_profile(console: Console, profile: HardwareProfile) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from db.store import SqlStore
 from recommender.errors import UnknownHardware
 from recommender.hardware import (
     EMULATED,
@@ -14,12 +13,12 @@ from recommender.hardware import (
     profile_names,
 )
 from tilecore.errors import did_you_mean
-from tuner_service.wiring import host_profile
+from tuner_service.wiring import Devices, host_profile
 
 HOST_NAMES = ("host", "cpu", "auto", "local")
 
 
-def all_hardware(store: SqlStore) -> list[HardwareProfile]:
+def all_hardware(store: Devices) -> list[HardwareProfile]:
     """Return the host first, then stored devices, then profiles from documents."""
     shipped = [load_profile(name) for name in profile_names()]
     found: dict[str, HardwareProfile] = {}
@@ -28,7 +27,7 @@ def all_hardware(store: SqlStore) -> list[HardwareProfile]:
     return list(found.values())
 
 
-def find_hardware(store: SqlStore, name: str | None) -> HardwareProfile:
+def find_hardware(store: Devices, name: str | None) -> HardwareProfile:
     """Return the device called ``name`` (name, alias or key; None: this host).
 
     Raises:
@@ -47,7 +46,7 @@ def find_hardware(store: SqlStore, name: str | None) -> HardwareProfile:
     raise UnknownHardware(known=", ".join(known), found=name, hint=hint)
 
 
-def find_hardware_or_like(store: SqlStore, name: str | None) -> tuple[HardwareProfile, str]:
+def find_hardware_or_like(store: Devices, name: str | None) -> tuple[HardwareProfile, str]:
     """Return the device called ``name`` and "", or the GPU most like it and ``name``.
 
     Raises:
@@ -62,7 +61,7 @@ def find_hardware_or_like(store: SqlStore, name: str | None) -> tuple[HardwarePr
         return found, str(name)
 
 
-def _as_seen(store: SqlStore, shipped: HardwareProfile) -> HardwareProfile:
+def _as_seen(store: Devices, shipped: HardwareProfile) -> HardwareProfile:
     """Return a shipped profile with the driver that workers last saw on such a device."""
     stored = store.hardware(shipped.key)
     return shipped if stored is None else replace(shipped, driver=stored.driver)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
+import math
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypedDict
 
 from db.errors import IllegalTransition
-from db.records import DEFAULT_PRIORITY, OPEN_STATES, NewRun, RunRecord
+from db.records import DEFAULT_PRIORITY, OPEN_STATES, NewRun, RunRecord, TrialOutline
 from db.store import SqlStore
 from recommender.hardware import HardwareProfile
-from recommender.measurement import Toolchain
+from recommender.measurement import MeasureStatus, Protocol, Toolchain
 from recommender.space import SearchSpace
 from recommender.workload import digest_of
 from tilecore import kernels
@@ -156,29 +158,35 @@ def extend(
 ) -> tuple[RunRecord, bool]:
     """Give a run more trials and seconds; return it and whether this extended it.
 
+    What was asked for before, under the same key, is answered again, whatever has changed since.
+
     Raises:
         StaleRun: it has ended, and could not go on with the code that there is now (SV912).
         DatabaseError: as ``RunRequests.extend`` raises it.
     """
-    _check_can_go_on([store.runs.get(run_id)])
-    return store.runs.extend(
-        run_id, trials=trials, seconds=seconds, idempotency_key=idempotency_key
-    )
+    asked = _Extension(trials=trials, seconds=seconds, idempotency_key=idempotency_key)
+    _check_can_go_on(store, [store.runs.get(run_id)], asked)
+    return store.runs.extend(run_id, **asked)
 
 
 def extend_group(
     store: SqlStore, group: str, *, trials: int, seconds: float, idempotency_key: str | None = None
 ) -> tuple[Sequence[RunRecord], bool]:
     """Give each run of a group that is not cancelled more; as ``extend``, all or none."""
-    _check_can_go_on(store.runs.of_group(group))
-    return store.runs.extend_group(
-        group, trials=trials, seconds=seconds, idempotency_key=idempotency_key
-    )
+    asked = _Extension(trials=trials, seconds=seconds, idempotency_key=idempotency_key)
+    _check_can_go_on(store, store.runs.of_group(group), asked)
+    return store.runs.extend_group(group, **asked)
 
 
-def _check_can_go_on(runs: Sequence[RunRecord]) -> None:
+class _Extension(TypedDict):
+    trials: int
+    seconds: float
+    idempotency_key: str | None
+
+
+def _check_can_go_on(store: SqlStore, runs: Sequence[RunRecord], asked: _Extension) -> None:
     for run in runs:
-        if run.state in ("SUCCEEDED", "FAILED"):
+        if run.state in ("SUCCEEDED", "FAILED") and not store.runs.was_extended(run, **asked):
             check_current(run, host_toolchain())
 
 
@@ -286,11 +294,27 @@ def partial_result(store: SqlStore, run: RunRecord) -> Mapping[str, Any]:
     """Return what a run has found so far, in the form of its result."""
     if run.is_finished and run.result is not None:
         return run.result
-    trials = [t for t in store.trials.of_run(run.id) if t.measurement is not None]
     if digest_of(run.workload.kernel) is not None:
         default, size = TileConfig.of(run.spec["default"]), int(run.spec["space_size"])
     else:
         definition = kernels.get(run.workload.kernel).on(run.hardware.kind)
         space = SearchSpace.build(definition, dict(run.workload.problem), run.hardware)
         default, size = definition.default_config(run.hardware.kind), len(space)
-    return result_document(result_of(trials, default, size), run, run.active_s)
+    told = {(t.config_key, t.protocol): t for t in store.trials.outlines(run.id) if t.status}
+    shown = store.trials.some([t.id for t in _notable(list(told.values()), default)])
+    found = replace(
+        result_of(shown, default, size), trials=len(told),
+        by_status=dict(Counter(str(t.status) for t in told.values())),
+    )  # fmt: skip
+    return result_document(found, run, run.active_s)
+
+
+def _notable(told: Sequence[TrialOutline], default: TileConfig) -> Iterator[TrialOutline]:
+    """Yield the trials that a result shows: of the default, of the recommended, the fastest."""
+    named = {t.config_key for t in told if t.purpose == "recommended"}
+    author = dict(default.items_)
+    yield from (t for t in told if t.config_key in named or t.config == author)
+    good = [t for t in told if t.status == MeasureStatus.OK.value and t.time_s is not None]
+    confirmed = [t for t in good if t.protocol == Protocol.CONFIRM.value]
+    if good:
+        yield min(confirmed or good, key=lambda t: t.time_s or math.inf)

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from db.backup import back_up as back_up_file
 from db.records import RetentionPolicy
+from db.session import Database
 from tilecore import kernels
 from tuner_service import console as show
 from tuner_service import wiring
@@ -46,6 +48,23 @@ def revoke_key(settings: Settings, prefix: str) -> None:
     """Refuse an API key from now on."""
     record = wiring.open_store(settings).keys.revoke(prefix)
     out.print(f"{record.prefix} ({record.name}) is refused from now on", highlight=False)
+
+
+def back_up(settings: Settings, target: Path) -> None:
+    """Copy the embedded database into a file.
+
+    Raises:
+        InvalidRequest: the database is a server's (SV901).
+        BackupFailed: it cannot be copied (DB833).
+    """
+    database = Database(settings.url)  # as it is: to open it would migrate it
+    if database.path is None:
+        raise InvalidRequest(
+            message=f"expected an embedded database, found {database.shown_url}",
+            hint="a server has a tool of its own: pg_dump --format=custom",
+        )
+    size = back_up_file(database.path, target)
+    out.print(f"written: {target}, {size / 2**20:,.1f} MiB", soft_wrap=True, highlight=False)
 
 
 def compact(settings: Settings, policy: RetentionPolicy, *, dry_run: bool, vacuum: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from db.storable import storable_text
@@ -24,6 +24,7 @@ from tuner_service.errors import (
     http_status,
 )
 from tuner_service.schemas import MAX_NESTING, FieldFault, Problem
+from tuner_service.streams import NothingFollows
 from tuner_service.wording import told
 
 MEDIA_TYPE = "application/problem+json"
@@ -74,6 +75,7 @@ def install(app: FastAPI) -> None:
     """Let ``app`` answer every error as a problem."""
     app.openapi = partial(_openapi, app.openapi)  # type: ignore[method-assign]
     app.add_exception_handler(TileError, _tile_error)
+    app.add_exception_handler(NothingFollows, _nothing_follows)
     app.add_exception_handler(FaultyParts, _faulty_parts)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
@@ -93,6 +95,10 @@ def _openapi(describe: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 async def _tile_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, TileError)
     return problem_response(request.url.path, error)
+
+
+async def _nothing_follows(request: Request, error: Exception) -> Response:
+    return Response(status_code=204)
 
 
 async def _faulty_parts(request: Request, error: Exception) -> JSONResponse:

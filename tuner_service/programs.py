@@ -31,9 +31,9 @@ from tilecore.recommending import OpenProgram, ProgramAdvice
 from tuner_service import commands, wiring
 from tuner_service.advice import advise_for, device_of, known_to
 from tuner_service.client import ServiceClient
-from tuner_service.console import print_told_result
-from tuner_service.errors import InvalidProgramFile, RunFailed
+from tuner_service.errors import InvalidProgramFile
 from tuner_service.jobs import Effort
+from tuner_service.library_by_service import follow, limits
 from tuner_service.program_arguments import FORM
 from tuner_service.questions import together, understand_sent
 from tuner_service.settings import Settings
@@ -120,19 +120,9 @@ def tune(settings: Settings, asked: Asked, effort: Effort, *, force: bool) -> No
 
 
 def _tune_there(settings: Settings, asked: Asked, effort: Effort) -> None:
-    limits = {
-        "max_trials": effort.max_trials, "time_limit_s": effort.time_limit_s, "seed": effort.seed,
-        "ceiling_s": effort.ceiling_s, "priority": effort.priority,
-    }  # fmt: skip
     assert asked.service is not None
     with loaded(asked.program) as function, ServiceClient(asked.service, settings.key) as client:
-        run = client.tune(asked.question(function), limits)
-        out.print(f"run {run['id']} at {client.url}: {run['state']}", soft_wrap=True)
-        for now in client.follow(run):
-            run = now
-    if run["state"] != "SUCCEEDED":
-        raise RunFailed(run=run["id"], state=run["state"], error=run["error"] or "")
-    print_told_result(out, run, asked.service)
+        follow(client, client.tune(asked.question(function), limits(effort)))
 
 
 def parse_given(options: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
@@ -163,16 +153,20 @@ def loaded(program: str) -> Iterator[Any]:
     """
     text, separator, name = program.rpartition(":")
     path = Path(text if separator else program)
-    if not separator or not path.is_file():
-        found = "no function" if not separator else "no such file"
-        raise InvalidProgramFile(program=program, expected=FORM, found=found)
+    if not path.is_file():
+        raise InvalidProgramFile(program=program, expected=FORM, found="no such file")
     before = list(sys.path)
     sys.path.insert(0, str(path.resolve().parent))
     try:
         with aliased():
             names = _run(path)
+            known = [n for n, v in names.items() if isinstance(v, (JITImpl, AutoTuneImpl))]
+            if not separator:
+                hint = f"it has {', '.join(f'{path}:{n}' for n in known)}" if known else ""
+                raise InvalidProgramFile(
+                    program=program, expected=FORM, found="no function", hint=hint
+                )
             if name not in names:
-                known = [n for n, v in names.items() if isinstance(v, (JITImpl, AutoTuneImpl))]
                 expected = f"one of {', '.join(known)}" if known else f"a function {name}"
                 raise InvalidProgramFile(
                     program=str(path), expected=expected,

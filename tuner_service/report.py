@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from db.records import RunRecord, TrialRecord
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from recommender.tuning import TuningResult
 
 ROLES = ("default", "recommended", "best")
+QUIET = 0.15  # of the cores that others may take while finalists are timed
 
 
 def result_document(result: TuningResult, run: RunRecord, active_s: float) -> dict[str, Any]:
@@ -80,6 +81,7 @@ def candidate(
         "threads": m.threads,
         "repeats": len(m.times_s),
         "detail": m.detail,
+        "doubts": list(doubts_of(m)),
     }
     if m.time_s is None:
         return shown
@@ -93,6 +95,26 @@ def candidate(
         "reference_latency_us": None if reference_s is None else reference_s * 1e6,
         "ratio_to_reference": None if reference_s is None else reference_s / m.time_s,
     }
+
+
+def doubts_of(m: Measurement) -> Iterator[str]:
+    """Yield, in words, what makes a time say less than it seems to."""
+    if m.protocol is not Protocol.CONFIRM:
+        return
+    busy = m.metrics.get("neighbour_busy", 0.0)
+    if m.hardware.kind == "cpu" and busy > QUIET:
+        yield f"others took {busy:.0%} of the cores while it was timed"
+    if m.is_apart:
+        yield "it was timed at another moment than the others"
+
+
+def doubts_in(result: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return what a result has against its times, with the roles that it holds of."""
+    found: dict[str, list[str]] = {}
+    for role in ROLES:
+        for doubt in (result.get(role) or {}).get("doubts", ()):
+            found.setdefault(doubt, []).append(role)
+    return found
 
 
 def peak_flop_per_s(

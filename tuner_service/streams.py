@@ -8,6 +8,10 @@ from contextlib import contextmanager
 from tuner_service.errors import TooManyStreams
 
 
+class NothingFollows(Exception):
+    """A stream that is resumed has ended: 204, at which an EventSource asks no more."""
+
+
 class OpenStreams:
     """The streams of one process of the service."""
 

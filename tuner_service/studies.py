@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from db.records import NewStudy, StudyRecord, StudyTrial
+from db.records import NewStudy, StudyRecord, StudyTrial, ToldConfig
 from db.store import SqlStore
 from recommender.cost_model import MIN_ROWS
+from recommender.errors import InvalidExternalSpace
 from recommender.external import ExternalSpace
 from recommender.gpu_names import steps_between
 from recommender.search import STRATEGIES, Landscape, Observations
@@ -109,6 +110,28 @@ class StudyEngine:
             if len(made) == len(rows) or not self._has_room(study):
                 break  # otherwise somebody else took some of the rows meanwhile
         return given
+
+    def tell(
+        self, study: StudyRecord, told: Sequence[ToldConfig], worker: str
+    ) -> Sequence[StudyTrial]:
+        """Take in what was measured of configurations that were not given out.
+
+        Raises:
+            InvalidExternalSpace: one is not in the space, or comes twice (RC610).
+            StudyClosed: nothing is taken any more (DB822).
+            StudyOfAnotherVersion: the kernel of the library has other candidates by now (SV934).
+        """
+        space, rows = self._view(study).space, dict[int, ToldConfig]()
+        for number, one in enumerate(told):
+            row = space.find(one.config)
+            if row is None or row in rows:
+                expected = "each configuration once" if row in rows else "one of the space"
+                raise InvalidExternalSpace(
+                    what=f"trials[{number}].config", expected=expected,
+                    found=repr(dict(one.config))[:200],
+                )  # fmt: skip
+            rows[row] = one
+        return self._store.studies.tell(study, rows, worker)
 
     def _view(self, study: StudyRecord) -> View:
         """Return the space of a study (without its default) and what a search sees of it."""

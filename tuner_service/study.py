@@ -10,6 +10,7 @@ other problems and on other devices, begin with what was fast.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import threading
@@ -18,12 +19,15 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 from typing import Any, Protocol
 
 from db.errors import AlreadyTold, LeaseLost, StudyClosed
-from db.records import StudyRecord
+from db.records import StudyRecord, ToldConfig
 from db.studies import Studies
 from recommender.external import Value
+from recommender.recorded import RecordedSpace
 from recommender.search import STRATEGIES
 from tuner_service.client import ServiceClient
 from tuner_service.errors import InvalidRequest, NothingMeasured, Refused
@@ -34,6 +38,7 @@ from tuner_service.wiring import open_store
 
 POLL_S = 0.2  # between questions whether others have told what they hold
 MOST_TOLD = 4096  # characters of a failure
+ADDED_AT_ONCE = 256  # configurations: what services take
 MAX_TIME_S = 1e6  # of a call: what services take
 Measure = Callable[[dict[str, Value]], "float | Sequence[float]"]
 
@@ -73,6 +78,9 @@ class _Desk(Protocol):
 
     def tell(self, trial: int, worker: str, times_s: Sequence[float], failure: str) -> None:
         """Store times, or why there are none; a trial that others have by now stays theirs."""
+
+    def add(self, worker: str, told: Sequence[ToldConfig]) -> None:
+        """Store what was measured of configurations that were not given out."""
 
     def standing(self) -> _Standing:
         """Return how far the study is."""
@@ -147,8 +155,7 @@ class Study:
             InvalidRequest: ``measure`` returns something else (SV901).
             DatabaseError, ServiceUnreachable, Refused: of the place where the study is kept.
         """
-        worker = f"{socket.gethostname()[:80]}:{os.getpid()}:{threading.get_ident()}"
-        last = ""
+        worker, last = _worker(), ""
         with self._desk() as desk:
             while (given := _next(desk, worker, lease_s)) is not None:
                 trial, config = given
@@ -161,6 +168,44 @@ class Study:
             count = sum(now.trials.values())
             raise NothingMeasured(name=self.name, count=count, last=last or "told by others")
         return found
+
+    def add(self, told: Iterable[tuple[Mapping[str, Value], float | Sequence[float] | str]]) -> int:
+        """Tell what was measured elsewhere, and return of how many configurations.
+
+        The search learns from it and asks for none of it; it comes on top of ``max_trials``, and
+        may be told again. What is known already stays as it is.
+
+        Args:
+            told: configurations with seconds per call, several such times, or as a text why there
+                are none.
+
+        Raises:
+            InvalidExternalSpace, Refused: a configuration is not in the space (RC610).
+            StudyClosed, Refused: nothing is taken any more (DB822).
+            InvalidRequest: something else stands in place of times (SV901).
+        """
+        worker, count = f"added by {_worker()}", 0
+        rest = iter(told)
+        with self._desk() as desk:
+            while part := list(islice(rest, ADDED_AT_ONCE)):
+                desk.add(worker, [_told(config, came_of_it) for config, came_of_it in part])
+                count += len(part)
+        return count
+
+    def add_recorded(self, path: str | Path) -> int:
+        """Tell what a file holds that was measured elsewhere; return of how many configurations.
+
+        Args:
+            path: CSV of parameters, ``time_ms`` and ``status``, T4 results, or a cache of Kernel
+                Tuner (.gz or not). What is not in the space is left out.
+
+        Raises:
+            InvalidRecording: it cannot be read, or has other parameters (RC607).
+            DatabaseError, ServiceUnreachable, Refused: as ``add`` does.
+        """
+        file = Path(path)
+        found = RecordedSpace.load(file).configs_of(self.space, file)
+        return self.add((c, "failed" if math.isnan(t) else t) for c, t in found)
 
     def best(self) -> StudyBest | None:
         """Return the fastest configuration so far, of all who share the study."""
@@ -211,6 +256,9 @@ class _DeskHere:
         except (LeaseLost, AlreadyTold):
             return
 
+    def add(self, worker: str, told: Sequence[ToldConfig]) -> None:
+        self._engine.tell(self._study, told, worker)
+
     def standing(self) -> _Standing:
         first = self._studies.trials(self._study, best_first=True, limit=1)
         best = None
@@ -243,11 +291,30 @@ class _DeskOfService:
             if error.fields["code"] not in (LeaseLost.code, AlreadyTold.code):
                 raise
 
+    def add(self, worker: str, told: Sequence[ToldConfig]) -> None:
+        asked = [
+            {"config": dict(t.config)}
+            | ({"repeats_us": [s * 1e6 for s in t.times_s]} if t.times_s else {"failure": t.detail})
+            for t in told
+        ]
+        self._client.add_trials(self._id, worker, asked)
+
     def standing(self) -> _Standing:
         found = self._client.study(self._id)
         best = found["best"]
         fastest = None if best is None else (best["config"], best["latency_us"] / 1e6)
         return _Standing(trials=found["trials"], best=fastest)
+
+
+def _worker() -> str:
+    return f"{socket.gethostname()[:80]}:{os.getpid()}:{threading.get_ident()}"
+
+
+def _told(config: Mapping[str, Value], found: float | Sequence[float] | str) -> ToldConfig:
+    if isinstance(found, str):
+        return ToldConfig(config=config, detail=found[:MOST_TOLD] or "failed")
+    times_s, failure = _times(found)
+    return ToldConfig(config=config, times_s=times_s, detail=failure)
 
 
 def _next(desk: _Desk, worker: str, lease_s: float) -> tuple[int, Mapping[str, Value]] | None:
@@ -270,6 +337,11 @@ def _outcome(
         found = measure(config)
     except catch as error:
         return (), f"{type(error).__name__}: {error}"[:MOST_TOLD]
+    return _times(found)
+
+
+def _times(found: Any) -> tuple[Sequence[float], str]:
+    """Return times of a configuration, or why they are none."""
     try:
         times_s = [float(t) for t in (found if isinstance(found, Iterable) else [found])]
     except (TypeError, ValueError):

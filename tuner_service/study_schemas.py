@@ -120,12 +120,30 @@ class SuggestRequest(Wire):
     lease_s: Seconds = Field(600.0, gt=0, le=86_400, description="then others may get them")
 
 
-class TellRequest(Wire):
-    """Tell what came of a configuration."""
+class Outcome(Wire):
+    """What came of a configuration: times, or why there are none."""
 
-    worker: SharedText = Field(max_length=128)
     repeats_us: Annotated[list[Microseconds], Field(min_length=1, max_length=1000)] | None = None
     failure: Annotated[str, Field(min_length=1, max_length=4096)] | None = Field(
         None, description="why there is no time: it did not compile, or gave a wrong result"
     )
     detail: str = Field("", max_length=4096)
+
+
+class TellRequest(Outcome):
+    """Tell what came of a configuration."""
+
+    worker: SharedText = Field(max_length=128)
+
+
+class MeasuredConfig(Outcome):
+    """A configuration of the space, and what came of it."""
+
+    config: Configuration
+
+
+class AddRequest(Wire):
+    """Tell what was measured of configurations that nobody was given."""
+
+    worker: SharedText = Field(max_length=128, description="who measured them")
+    trials: Annotated[list[MeasuredConfig], Field(min_length=1, max_length=256)]

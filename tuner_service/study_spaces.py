@@ -42,6 +42,10 @@ class StudySpace(Protocol):
         """Return the number of a configuration."""
         ...
 
+    def find(self, config: Mapping[str, Value]) -> int | None:
+        """Return the number of a configuration, None where it is not in the space."""
+        ...
+
     def landscape(self) -> Landscape:
         """Return what a search may see."""
         ...
@@ -92,6 +96,11 @@ class KernelSpace:
         """Return the row of a candidate, or ``OUTSIDE``."""
         wanted = TileConfig.of(config)
         return self.space.index(wanted) if self.space.contains(wanted) else OUTSIDE
+
+    def find(self, config: Mapping[str, Any]) -> int | None:
+        """Return the row of a candidate, ``OUTSIDE`` for the author's config; None: neither."""
+        row = self.row(config)
+        return row if row != OUTSIDE or dict(config) == self.default else None
 
     def landscape(self) -> Landscape:
         """Return the candidates as the models see them that answer questions about the kernel."""

@@ -14,6 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tuner_service.metrics import Metrics
 
 log = structlog.get_logger()
+API = "/v1"  # which the routes of a router that is put there do not know of
+CONVERTER = re.compile(r":[a-z]+\}")
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 AccessLog = Literal["all", "errors", "off"]
 SECURITY_HEADERS = {
@@ -21,6 +23,15 @@ SECURITY_HEADERS = {
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
 }
+
+
+def route_of(scope: Scope) -> str:
+    """Return the template of a request's address as the API's description has it."""
+    template = getattr(scope.get("route"), "path", "unknown")
+    if template == "unknown":
+        return template
+    is_below = scope["path"].startswith(f"{API}/") and not template.startswith(f"{API}/")
+    return (API if is_below else "") + CONVERTER.sub("}", template)
 
 
 class Telemetry:
@@ -60,8 +71,7 @@ class Telemetry:
                 self._tell(scope, status, time.perf_counter() - started)
 
     def _tell(self, scope: Scope, status: int, seconds: float) -> None:
-        route = getattr(scope.get("route"), "path", "unknown")
-        self._metrics.request(scope["method"], route, status, seconds)
+        self._metrics.request(scope["method"], route_of(scope), status, seconds)
         if self._access_log == "off" or (self._access_log == "errors" and status < 400):
             return
         principal = scope["state"].get("principal")

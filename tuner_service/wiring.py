@@ -9,7 +9,7 @@ import functools
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from db.migrate import open_database
 from db.store import SqlStore
@@ -33,6 +33,18 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 
 
+class Devices(Protocol):
+    """Devices whose profiles somebody stored: an ``SqlStore`` is one."""
+
+    def hardware(self, key: str) -> HardwareProfile | None:
+        """Return the stored profile of a device kind."""
+        ...
+
+    def all_hardware(self) -> Sequence[HardwareProfile]:
+        """Return all stored profiles by name."""
+        ...
+
+
 def open_store(settings: Settings) -> SqlStore:
     """Return the store; an embedded database is created or upgraded first."""
     return SqlStore(open_database(settings.url, busy_timeout_s=settings.database_timeout_s))
@@ -50,7 +62,7 @@ def host_toolchain() -> Toolchain:
     return current_toolchain()
 
 
-def host_profile(store: SqlStore) -> HardwareProfile:
+def host_profile(store: Devices) -> HardwareProfile:
     """Return this machine with the rates that `tilecore profile` measured, else assumed ones."""
     host = detected_host()
     return _with_rates(Hashed(host, host.key), Hashed(store.hardware(host.key), host.key))

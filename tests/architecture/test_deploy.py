@@ -267,7 +267,7 @@ def test_what_is_watched_is_there(compose, tmp_path):
     question = {"kernel": "gemm", "problem": {"m": 8, "n": 8, "k": 8}}
     client.post("/v1/recommendations", json=question)
     text = client.get("/metrics").text
-    assert 'route="/recommendations"' in text
+    assert 'route="/v1/recommendations"' in text
     known = set(re.findall(r"^# TYPE (\w+)", text, re.MULTILINE))
     board = json.loads((DEPLOY / "grafana" / "boards" / "tilecore.json").read_text())
     asked = [t["expr"] for panel in board["panels"] for t in panel["targets"]]

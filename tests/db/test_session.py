@@ -6,6 +6,7 @@ from sqlalchemy import text
 
 from db.errors import (
     DatabaseError,
+    DatabaseLocked,
     DatabaseUnreachable,
     SchemaChanged,
     SchemaTooNew,
@@ -65,6 +66,18 @@ def test_what_a_server_refuses_is_told(store, store_url):
         SqlStore(database).keys.create("a", "read")
     assert len(SqlStore(database).keys.list()) == 1
     database.close()
+
+
+@SERVER
+def test_a_deadlock_is_told_as_what_can_be_sent_again(store):
+    """It was told as a database that cannot be reached."""
+    ended = "do $$ begin raise exception 'deadlock detected' using errcode = '40P01'; end $$"
+    with (
+        pytest.raises(DatabaseLocked, match=r"DB832(.|\n)*deadlock detected(.|\n)*send it again"),
+        store.database.write() as session,
+    ):
+        session.execute(text(ended))
+    assert store.keys.list() == []
 
 
 @BOTH

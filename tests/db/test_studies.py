@@ -15,7 +15,7 @@ from db.errors import (
     UnknownStudy,
     UnknownTrial,
 )
-from db.records import NewStudy
+from db.records import NewStudy, ToldConfig
 from db.session import Database
 from db.store import SqlStore
 from tests.db.conftest import BOTH
@@ -170,3 +170,26 @@ def test_a_closed_study_gives_out_nothing_but_listens(store, study):
         with pytest.raises(StudyClosed):
             ask(study, "w1", 1, 60)
     assert store.studies.complete(study, trial.id, "w1", [1.0], "").state == "ok"
+
+
+def test_what_nobody_was_given_comes_on_top_of_the_budget(store, second_store):
+    new = replace(NEW, space={**NEW.space, "size": 42}, max_trials=40)
+    study = store.studies.create(new)[0]
+    (held,) = store.studies.add(study, configs(3), "w", 60)
+    told = {row: ToldConfig(config={"a": row}, times_s=[row / 8]) for row in (3, 5, 6, 7)}
+    told[8] = ToldConfig(config={"a": 8}, detail="it spills")
+    found = store.studies.tell(study, told, "old")
+    assert [(t.row, t.state, t.time_s, t.worker) for t in found] == [
+        (3, "ok", 0.375, "old"), (5, "ok", 0.625, "old"), (6, "ok", 0.75, "old"),
+        (7, "ok", 0.875, "old"), (8, "failed", None, "old"),
+    ]  # fmt: skip
+    assert found[0].id == held.id
+    assert second_store.studies.tell(study, {5: ToldConfig(config={}, times_s=[9.0])}, "x") == [
+        found[1]
+    ]
+    assert store.studies.get(study.public_id).max_trials == 42  # 40 and 4, of 42 that there are
+    with pytest.raises(LeaseLost):
+        store.studies.complete(study, held.id, "w", [1.0], "")
+    store.studies.close(study.public_id)
+    with pytest.raises(StudyClosed):
+        store.studies.tell(study, told, "old")

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from recommender.conditions import Condition
 from recommender.errors import InvalidExternalSpace
 from recommender.external import ExternalSpace
+from recommender.joined import joined
 from recommender.recorded import RecordedSpace
 from recommender.search import STRATEGIES, Observations
 
@@ -92,6 +93,49 @@ def test_a_condition_is_asked_of_what_those_before_it_keep():
     ]  # fmt: skip
     with pytest.raises(InvalidExternalSpace, match="a division by zero where a = 0, b = 2"):
         len(ExternalSpace(domain, ("b % a == 0", "a != 0")))
+
+
+PARTS = ("a + b <= 4", "c * a >= 2", "s == 'x' or b > 1", "b != 2", "s < 'y' and d in (0, 3)", "d",
+         "a != 0", "c % a == 0", "a > 0 and b % a == 0", "min(a, d) < c", "1 < 2")  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(PARTS), max_size=6), st.permutations("abcds"))
+def test_joined_parameters_are_those_of_the_grid(texts, names):
+    values = {"a": (0, 1, 2), "b": (1, 2, 3), "c": (4, 1), "d": (0, 3), "s": ("x", "z")}
+    parameters = {name: values[name] for name in names}
+    conditions = [Condition(text, parameters) for text in texts]
+    try:
+        expected = ExternalSpace(parameters, tuple(texts))._codes.tolist()
+    except InvalidExternalSpace as error:
+        if error.fields["what"] != "space":  # a division that a later condition may rule out
+            return
+        expected = []
+    assert joined(parameters, conditions, 1000).tolist() == expected
+
+
+def test_a_space_of_many_combinations_is_found_by_its_conditions():
+    """A Triton kernel's ten parameters were refused: more than 4 million combinations."""
+    tiles, few = (16, 32, 64, 128, 256), (1, 2, 4, 8, 16)
+    parameters = {"BM": tiles, "BN": tiles, "BK": tiles, "group": few, "warps": few,
+                  "stages": (1, 2, 3, 4, 5, 6, 7), "split": few, "order": ("a", "b"),
+                  "x": tuple(range(100))}  # fmt: skip
+    conditions = (
+        "(BM * BK + BK * BN) * 2 * stages <= 64 * 1024", "BM * BN == warps * 32 * 64",
+        "split == 1 or BK >= 64", "order == 'a' or split == 2", "x % 50 == group",
+        "x // 50 < split",
+    )  # fmt: skip
+    began = time.perf_counter()
+    space = ExternalSpace(parameters, conditions)
+    assert time.perf_counter() - began < 1.0
+    assert len(space) > 1000
+    for row in (0, 777, len(space) - 1):
+        config = space.config(row)
+        assert all(eval(c, dict(config)) for c in conditions)
+        assert space.row(config) == row
+    with pytest.raises(InvalidExternalSpace, match="at most 200000 configurations"):
+        ExternalSpace(parameters, conditions[:1])
+    with pytest.raises(InvalidExternalSpace, match="conditions on few of them"):
+        ExternalSpace(parameters, (" + ".join(n for n in parameters if n != "order") + " < 999",))
 
 
 @given(st.text(max_size=60))

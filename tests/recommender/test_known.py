@@ -10,10 +10,11 @@ import pytest
 from recommender.hardware import load_profile
 from recommender.measurement import Measurement, Protocol
 from recommender.open_programs import advise
+from recommender.portable_tracing import portable
 from recommender.programs import version
 from recommender.recommend import recommend
 from recommender.remembered import Known
-from recommender.workload import Workload
+from recommender.workload import Workload, kernel_name
 from tests.recommender import user_programs as programs
 from tests.recommender.support import GEMM, HOST, TOOLCHAIN, MemoryStore, measured, workload
 from tilecore.advice import question_of
@@ -98,6 +99,15 @@ def test_one_thread_is_scaled_to_all() -> None:
     assert "one thread, scaled to 2" in first.rationale
 
 
+def test_an_interval_is_of_80_percent_of_the_repeats() -> None:
+    """It was from the fastest to the slowest one: one repeat beside a neighbour made it wide."""
+    asked = question()
+    found = of_program(asked, TILES, 2e-3)
+    found = replace(found, times_s=(1e-4, *[2e-3 + i * 1e-6 for i in range(20)], 1.0))
+    low_s, high_s = ask(asked, [found])[0].interval_s
+    assert (low_s, high_s) == (pytest.approx(2.001e-3, rel=1e-3), pytest.approx(2.018e-3, rel=1e-3))
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize("changed", ["digest", "toolchain", "name", "fixed", "space"])
 def test_what_is_of_something_else_does_not_answer(changed) -> None:
@@ -127,6 +137,31 @@ def test_winners_of_near_sizes_come_before_the_model_and_far_ones_behind() -> No
     assert sources[:2] == ["nearest", "analytic"]
     assert (configs[0], "(distance 0.32)" in found[0].rationale) == (TILES, True)
     assert sources[configs.index(tiles)] == "nearest"
+
+
+def test_what_a_run_measured_of_the_program_as_data_answers_too() -> None:
+    """`tilecore tune program.py:function` files under the digest: `recommend` looked elsewhere."""
+    asked = question()
+    program = portable(asked, HOST)
+    own = kernel_name(program.digest)
+
+    def told(tiles, time_s, protocol=Protocol.CONFIRM, kernel=own, **sizes) -> Measurement:
+        at = Workload.of(kernel, {**{k: SIZES[k] for k in "MNK"}, **sizes})
+        return measured(at, TileConfig.of(tiles), time_s, protocol=protocol)
+
+    here = {**TILES, "block_M": 64, "block_N": 32}
+    near = {**TILES, "block_M": 32, "block_K": 64}
+    by_run = [
+        told(here, 1e-3),
+        told(near, 1e-3, M=640),
+        told(near, 9e-4, kernel=kernel_name("0" * 32)),
+    ]
+    by_autotune = of_program(asked, TILES, 2e-3)
+    known = Known(MemoryStore([*by_run, by_autotune]), TOOLCHAIN.key, GEMM, lambda n: n == "matmul")
+    found = advise(asked, HOST, lambda func, knobs: check(func, "avx512", knobs), known)
+    assert [r.source for r in found[:3]] == ["measured", "measured", "nearest"]
+    assert [dict(r.config) for r in found[:3]] == [here, TILES, near]
+    assert ask(asked, by_run)[0].source == "analytic"  # nobody sent a program of that name
 
 
 # --- of the library's gemm ----------------------------------------------------------------------

@@ -54,6 +54,19 @@ def test_one_space_in_three_formats(tmp_path, make, is_packed):
     np.testing.assert_allclose(space.speed, [0.5, 1.0, 0.0, 0.25])
 
 
+@pytest.mark.parametrize("text", [
+    "bx,by,status,time_ms\n16,1,OK,4\n32,1,Correct,2\n", "bx,by,time_ms\n16,1,4\n32,1,2\n",
+    "\ufeffbx,by,status,time_ms\r\n16,1,ok,4\r\n\r\n32,1,,2\r\n",
+])  # fmt: skip
+def test_csv_as_people_write_it(tmp_path, text):
+    """`OK` counted as a failure, a file of knobs and times was refused."""
+    path = tmp_path / "space.csv"
+    path.write_text(text, encoding="utf-8")
+    space = RecordedSpace.load(path)
+    assert space.knobs == ("bx", "by")
+    np.testing.assert_allclose(space.time_s, [4e-3, 2e-3])
+
+
 def test_a_killed_run_of_kernel_tuner_is_read(tmp_path):
     path = tmp_path / "cache.json"
     path.write_text(kernel_tuner_text()[:-2] + ",\n")
@@ -63,6 +76,8 @@ def test_a_killed_run_of_kernel_tuner_is_read(tmp_path):
 @pytest.mark.parametrize(("text", "reason"), [
     ("", "expected columns"), ("a,b\n1,2\n", "expected columns"),
     ("bx,status,time_ms\n", "no configuration"),
+    ("bx,by,time_ms\n1,2,3\n4\n", "line 3: expected 3 values"),  # once a TypeError, later
+    ("bx,by,time_ms\n1,2,3,4\n", "line 2: expected 3 values"),
     ("bx,status,time_ms\n1,RuntimeFailedConfig,\n", "every configuration in it failed"),
     ('{"results": [{"configuration": {"a": 1}}]}', "no 'times'"),
     ('{"results": [{"configuration": {"a": 1}, "times": {"runtimes": [1]}},'

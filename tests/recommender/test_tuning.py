@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from recommender.measurement import MeasureStatus, Protocol
-from recommender.tuning import Budget, Proposal, TuningSession, kernel_session
+from recommender.tuning import Budget, Proposal, TuningResult, TuningSession, kernel_session
 from tests.recommender.support import GEMM, HOST, MemoryStore, SimulatedDevice, measured, workload
 
 WORK = workload(1000, 512, 768)
@@ -150,3 +151,20 @@ def test_second_outcome_of_a_trial_is_ignored() -> None:
     assert s.result().default.time_s > 1e-6
     assert s.result().trials == 1
     assert isinstance(p, Proposal)
+
+
+def test_times_of_two_moments_are_not_compared() -> None:
+    """A finalist that was timed apart was told as so much faster than the default."""
+    device = SimulatedDevice(WORK)
+    first, second = (measured(WORK, device.space.config(i), 1e-3, protocol=Protocol.CONFIRM)
+                     for i in (0, 1))  # fmt: skip
+    apart = replace(second, metrics={"is_apart": 1.0})
+
+    def ratios(default, best):
+        found = TuningResult(default=default, recommended=best, best=best, trials=2,
+                             by_status={"OK": 2}, space_size=2)  # fmt: skip
+        return found.gain_over_default, found.recommendation_ratio
+
+    assert ratios(first, second) == (1.0, 1.0)
+    assert ratios(first, apart) == (None, 1.0)
+    assert ratios(apart, first) == (None, 1.0)

@@ -1,5 +1,7 @@
 """Dispatcher: right results at sizes inside and outside the table, and the kernels it takes."""
 
+import copy
+import pickle
 import warnings
 
 import numpy as np
@@ -301,3 +303,15 @@ def test_a_gpus_kernels_are_dispatched_on_the_emulator():
         a, b = torch.randn(m, 32, dtype=torch.float16), torch.randn(32, 32, dtype=torch.float16)
         found = dispatcher.kernel_for(m).emulated()(a, b)
         torch.testing.assert_close(found.double(), a.double() @ b.double(), rtol=1e-2, atol=1e-2)
+
+
+def test_a_dispatcher_is_shared_by_copies_and_sent_to_processes():
+    dispatcher = tilecore.Dispatcher(table(), beyond="error")
+    a, b = torch.randn(7, 70), torch.randn(70, 96)
+    right(dispatcher(a, b), a, b)
+    assert copy.deepcopy(dispatcher) is dispatcher
+    again = pickle.loads(pickle.dumps(dispatcher))
+    right(again(a, b), a, b)
+    assert again.table == dispatcher.table
+    with pytest.raises(OutsideDispatchTable):
+        again(torch.randn(300, 70), b)

@@ -323,7 +323,7 @@ def test_metrics(serve, store, new_run_of_host, unmeasured_source):
     assert 'method="other"' in text
     counted = f'tilecore_recommendations_total{{kernel="gemm",source="{unmeasured_source}"}}'
     assert f"{counted} 1.0" in text
-    counted = 'tilecore_request_seconds_count{method="GET",route="/kernels/{name}",status="404"}'
+    counted = 'tilecore_request_seconds_count{method="GET",route="/v1/kernels/{name}",status="404"}'
     assert f"{counted} 1.0" in text
     assert 'tilecore_tuning_runs{state="QUEUED"} 1.0' in text
     assert "tilecore_database_up 1.0" in text

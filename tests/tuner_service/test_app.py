@@ -152,6 +152,9 @@ def test_events_stream_until_the_end_and_resume(client, store):
     middle = events[3]["id"]
     rest = _events(client.get(f"{url}/events", headers={"Last-Event-ID": middle}))
     assert rest == events[4:]
+    ended = client.get(f"{url}/events", headers={"Last-Event-ID": events[-1]["id"]})
+    assert (ended.status_code, ended.content) == (204, b"")  # else an EventSource asks for ever
+    assert client.get(f"{url}/events").status_code == 200
 
 
 def test_a_stream_outlives_an_outage_of_the_database(client, store):
@@ -215,7 +218,9 @@ def test_head_is_answered_as_get_without_a_body(settings, store):
                     break
             assert time.monotonic() < deadline
         counted = client.get("/metrics").text
-        counted = 'tilecore_request_seconds_count{method="HEAD",route="/kernels",status="200"} 1.0'
+        counted = (
+            'tilecore_request_seconds_count{method="HEAD",route="/v1/kernels",status="200"} 1.0'
+        )
         assert counted in client.get("/metrics").text
 
 

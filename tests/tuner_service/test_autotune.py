@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -9,7 +10,9 @@ from datetime import UTC, datetime
 import pytest
 
 import tilecore.language as T
+from db.errors import DatabaseAway
 from db.records import MeasurementQuery
+from db.store import SqlStore
 from recommender.measurement import Measurement, MeasureStatus, Protocol
 from recommender.ports import MeasureRequest
 from recommender.programs import version
@@ -207,3 +210,26 @@ def test_the_time_limit_leaves_the_rest_out(pool, settings, monkeypatch) -> None
     assert list(answer.times_s) == [0]
     assert "time limit" in answer.failures[1]
     assert pool.pools == 2, "the first one still has work in its queue"
+
+
+def test_without_a_database_it_is_measured_and_not_kept(
+    pool, monkeypatch, settings, caplog
+) -> None:
+    """A first call failed where the database was away, or had no room: of a program that runs."""
+    caplog.set_level(logging.WARNING)
+    away = settings.model_copy(update={"database_url": "sqlite:////proc/none/tilecore.db"})
+    with monkeypatch.context() as patch:
+        patch.setattr(autotune, "load_settings", lambda: away)
+        answer = pool.tune(task([8, 48, 64]))
+        assert next(iter(answer.times_s)) == 1
+    assert "without a database" in caplog.text
+
+    def refuse(*_: object) -> None:
+        raise DatabaseAway(url="here", reason="disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SqlStore, "add_all", refuse)
+        assert next(iter(pool.tune(task([8, 48, 64])).times_s)) == 1
+    assert "what was measured is not kept" in caplog.text
+    assert not pool.tune(task([8, 48, 64])).is_stored
+    assert pool.tune(task([8, 48, 64])).is_stored

@@ -18,14 +18,16 @@ from sqlalchemy import make_url
 
 from db.errors import SchemaTooNew
 from db.migrate import HEAD, open_database
+from recommender.measurement import Protocol
 from tests.tuner_service.table_measurer import TableMeasurer
 from tuner_service import wiring
 from tuner_service.cli import run_cli
-from tuner_service.console import print_runs
+from tuner_service.console import print_result, print_runs
 from tuner_service.coordinator import Coordinator
 from tuner_service.errors import InvalidSettings
 from tuner_service.jobs import Effort, submit
 from tuner_service.questions import understand
+from tuner_service.report import candidate, doubts_of
 from tuner_service.run_driver import Limits
 from tuner_service.settings import load_settings
 from tuner_service.workplaces import HostWorkplace
@@ -247,7 +249,7 @@ def test_a_terminal_whose_encoding_lacks_letters_gets_others(settings, store, en
     done = subprocess.run(command, env=environment, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     shown = done.stdout.decode(encoding)
-    assert ("µs" if encoding == "latin-1" else "| us") in shown
+    assert ("µs" if encoding == "latin-1" else " us |") in shown
     assert "fastest of" in shown
 
 
@@ -462,3 +464,22 @@ def test_a_file_without_the_function_says_what_it_has(cli, tmp_path, text, told)
     assert status == 2
     assert err.startswith("error: SV913 ")
     assert told in err
+
+
+def test_a_doubtful_time_is_told_of(cli, store, tuned):
+    """Where others took the cores torch was 28 times as slow as the best config, without a word."""
+    run = store.runs.get(tuned.public_id)
+    confirmed = next(
+        t.measurement for t in store.trials.of_run(run.id) if t.protocol is Protocol.CONFIRM
+    )
+    crowded = replace(confirmed, metrics={"neighbour_busy": 0.56, "is_apart": 1.0})
+    assert list(doubts_of(replace(confirmed, metrics={"neighbour_busy": 0.1}))) == []
+    shown = candidate(crowded, run.hardware, 1e6)
+    result = run.result | {"best": shown, "default": shown | {"doubts": shown["doubts"][:1]}}
+    console = Console(width=200, file=io.StringIO())
+    print_result(console, replace(run, result=result), {"OK": 3}, "here")
+    told = [line for line in console.file.getvalue().splitlines() if line.startswith("doubtful")]
+    assert told == [
+        "doubtful: others took 56% of the cores while it was timed (default config, best found)",
+        "doubtful: it was timed at another moment than the others (best found)",
+    ]

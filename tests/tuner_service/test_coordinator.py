@@ -16,6 +16,7 @@ from db.store import SqlStore
 from recommender.measurement import MeasureStatus, Protocol, Toolchain
 from tests.tuner_service.table_measurer import HARDWARE, TOOLCHAIN, TableMeasurer
 from tuner_service.coordinator import Coordinator
+from tuner_service.jobs import partial_result
 from tuner_service.process import is_process_gone, process_name
 from tuner_service.run_driver import Limits
 from tuner_service.station import Station
@@ -56,6 +57,24 @@ def test_a_run_ends_with_a_result_and_one_measurement_per_trial(store, queue_run
     assert measurer.largest_confirm == sum(t.protocol is Protocol.CONFIRM for t in trials)
     assert measurer.is_closed
     assert not store.leader.current().is_alive
+
+
+def test_outlines_tell_what_the_trials_do(store, queue_run):
+    """The page of a run, and what it has found so far, read all trials whole: 0.4 ms for each."""
+    run = queue_run(max_trials=12)
+    coordinator(store, TableMeasurer(broken_block_m=64)).run()
+    done, trials = store.runs.get(run.public_id), store.trials.of_run(run.id)
+    outlines = store.trials.outlines(run.id)
+    assert [(o.id, o.sequence, o.config, o.protocol, o.purpose, o.state) for o in outlines] == [
+        (t.id, t.sequence, dict(t.config.items_), t.protocol.value, t.purpose, t.state)
+        for t in trials
+    ]
+    assert [(o.status, o.time_s, o.detail) for o in outlines] == [
+        (t.measurement.status.value, t.measurement.time_s, t.measurement.detail) for t in trials
+    ]
+    assert store.trials.some([o.id for o in outlines[::-2]]) == trials[::-2]
+    so_far = partial_result(store, replace(done, state="RUNNING", result=None))
+    assert so_far == {k: v for k, v in done.result.items() if k != "ended_by"}
 
 
 def test_workers_that_are_away_are_told_of_once(store, queue_run):

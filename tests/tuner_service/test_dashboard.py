@@ -7,7 +7,9 @@ from html.parser import HTMLParser
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from sqlalchemy import update
 
+from db.models import RunRow
 from db.records import NewTrial
 from recommender.measurement import Measurement, MeasureStatus, Protocol
 from recommender.workload import Workload
@@ -238,6 +240,16 @@ def test_a_finished_run(finished):
     fastest = read(client, links["fastest first"])
     assert fastest.texts("b") == ["fastest first"]
     assert read(client, f"/dashboard/runs/{run['id']}?start=100000").texts("p")[-1]
+
+
+def test_what_makes_times_doubtful_stands_below_them(finished, store):
+    client, run = finished
+    record = store.runs.get(run["id"])
+    result = {**record.result, "best": record.result["best"] | {"doubts": ["a neighbour"]}}
+    with store.database.write() as session:
+        session.execute(update(RunRow).where(RunRow.id == record.id).values(result=result))
+    texts = read(client, f"/dashboard/runs/{run['id']}").texts("p")
+    assert "Doubtful: a neighbour (best)." in texts
 
 
 def test_times_of_different_protocols_are_not_compared():

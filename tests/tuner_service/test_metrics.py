@@ -138,6 +138,24 @@ def test_the_metrics_of_a_cost_model_are_those_of_the_promoted_one(store):
 # --- what reads them ------------------------------------------------------------------------------
 
 
+def test_routes_are_called_as_the_description_calls_them(settings, store):
+    """They were `/tuning-runs/{run_id:name}`: without the front of their address, and odd."""
+    with TestClient(create_app(settings, store), raise_server_exceptions=False) as client:
+        made = client.post("/v1/tuning-runs", json=GEMM).headers["location"]
+        addresses = (made, f"{made}/trials", f"{made}:pause", "/v1/kernels/gemm", "/healthz", "/no",
+                     "/v1/no", "/dashboard", f"/dashboard{made.removeprefix('/v1')}")  # fmt: skip
+        for address in addresses:
+            (client.post if address.endswith(":pause") else client.get)(address)
+        described = set(client.get("/openapi.json").json()["paths"])
+        told = set(re.findall(r'_count\{.*route="([^"]*)"', client.get("/metrics").text))
+    own = {"/v1/tuning-runs/{run_id}", "/v1/tuning-runs/{run_id}/trials", "/v1/kernels/{name}",
+           "/v1/tuning-runs/{run_id}:pause", "/v1/tuning-runs", "/healthz"}  # fmt: skip
+    assert own <= told
+    assert {name for name in told - described if not name.startswith("/dashboard")} <= {
+        "unknown", "/openapi.json",
+    }  # fmt: skip
+
+
 @pytest.fixture
 def exported(settings, store, queue_run):
     """The text of a service in which something of everything has happened."""
@@ -320,11 +338,11 @@ FIRES = {  # alert -> series that raise it, series that do not
         ["tilecore_request_seconds_count{status='404',route='/x'}: 0+60x10"],
     ),
     "SlowRecommendations": (
-        ["tilecore_request_seconds_bucket{route='/recommendations',le='0.25'}: 0+90x30",
-         "tilecore_request_seconds_bucket{route='/recommendations',le='+Inf'}: 0+100x30",
-         "tilecore_request_seconds_bucket{route='/recommendations',le='1.0'}: 0+100x30"],
-        ["tilecore_request_seconds_bucket{route='/recommendations',le='0.25'}: 0+100x30",
-         "tilecore_request_seconds_bucket{route='/recommendations',le='+Inf'}: 0+100x30"],
+        ["tilecore_request_seconds_bucket{route='/v1/recommendations',le='0.25'}: 0+90x30",
+         "tilecore_request_seconds_bucket{route='/v1/recommendations',le='+Inf'}: 0+100x30",
+         "tilecore_request_seconds_bucket{route='/v1/recommendations',le='1.0'}: 0+100x30"],
+        ["tilecore_request_seconds_bucket{route='/v1/recommendations',le='0.25'}: 0+100x30",
+         "tilecore_request_seconds_bucket{route='/v1/recommendations',le='+Inf'}: 0+100x30"],
     ),
     "KeysAreGuessed": (
         ["tilecore_wrong_keys_total{answer='limited'}: 0+5x20"],

@@ -1,7 +1,10 @@
 """What operators do: compact the log by REST and by command line."""
 
 import pytest
+from sqlalchemy import text
 
+from db.migrate import open_database
+from db.store import SqlStore
 from tests.tuner_service.serving import TestClient
 from tests.tuner_service.test_access import bearer  # noqa: F401
 from tests.tuner_service.test_app import GEMM, problem
@@ -59,3 +62,36 @@ def test_compacting_from_the_command_line(cli, store, filled):  # noqa: F811
     status, _, err = cli("db", "compact", "--keep-best", "0")
     assert status == 2
     assert "keep-best" in err
+
+
+def test_a_copy_is_whole_while_others_write(cli, store, settings, filled, tmp_path):  # noqa: F811
+    """To copy the file loses what its log has yet."""
+    target = tmp_path / "copy.db"
+    target.write_text("an older one")
+    with store.database.write() as session:  # somebody else is in the middle of a change
+        session.execute(text("delete from config where id < 0"))
+        status, out, _ = cli("db", "backup", str(target))
+    assert (status, out[:8]) == (0, "written:")
+    assert sorted(p.name for p in tmp_path.iterdir() if "copy" in p.name) == ["copy.db"]
+    copy = SqlStore(open_database(f"sqlite:///{target}"))
+    assert copy.count_measurements() == 8
+    copy.database.close()
+    own = settings.data_dir / "tilecore.db"
+    for path, why in ((own, "the database itself"), (tmp_path / "none" / "x", "unable to open")):
+        status, _, err = cli("db", "backup", str(path))
+        assert (status, err[:12]) == (2, "error: DB833")
+        assert why in err
+    assert store.count_measurements() == 8
+
+
+def test_what_is_no_embedded_database_is_not_copied(cli, monkeypatch, tmp_path):  # noqa: F811
+    for url, why in (
+        ("postgresql+psycopg://me:secret@db/x", "pg_dump"),
+        (f"sqlite:///{tmp_path}/absent.db", "there is no such database"),
+    ):
+        monkeypatch.setenv("TILECORE_DATABASE_URL", url)
+        status, _, err = cli("db", "backup", str(tmp_path / "copy"))
+        assert status == 2
+        assert why in err
+        assert "secret" not in err
+    assert list(tmp_path.glob("*copy*")) + list(tmp_path.glob("absent*")) == []

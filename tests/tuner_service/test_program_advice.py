@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import logging
 import tomllib
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import pytest
 
 from recommender.hardware import load_profile
 from recommender.measurement import Protocol
+from recommender.portable_tracing import portable
 from recommender.programs import version
-from recommender.workload import Workload
+from recommender.workload import Workload, kernel_name
 from tests.recommender import user_programs as programs
 from tests.recommender.support import measured
 from tests.tuner_service.test_cli import cli  # noqa: F401
@@ -25,7 +27,7 @@ from tilecore.logged import static_problem_of
 from tilecore.recommending import installed_recommender
 from tilecore.target import AVX2, AVX512
 from tilecore.tile_config import TileConfig
-from tuner_service import wiring
+from tuner_service import advice, wiring
 from tuner_service.advice import compile_target, device_of
 from tuner_service.errors import TooManyThreads
 from tuner_service.programs import loaded
@@ -67,6 +69,26 @@ def test_a_recommended_config_runs_on_this_machine(installed):
     modelled = [r for r in found if r.source == "analytic"]  # behind what ships for such machines
     assert modelled[0].time_s <= modelled[-1].time_s
     assert modelled[0].rationale.startswith("rank 1 of")
+
+
+def test_models_answer_where_the_database_is_away(installed, monkeypatch, caplog):
+    """`kernel.recommend` and computations failed where it was away, or had no room."""
+    caplog.set_level(logging.WARNING)
+    monkeypatch.setenv("TILECORE_DATABASE_URL", "sqlite:////proc/none/tilecore.db")
+    now = [0.0]
+    monkeypatch.setattr(advice, "OUTAGE", advice.Outage(lambda: now[0]))
+    for _ in range(2):
+        found = programs.matmul.recommend(**SIZES, top_k=1)
+        assert (len(found), found.hardware) == (1, detected_host().name)
+        assert "no measurement counts: " in found.notes[-1]
+        assert "DB804" in found.notes[-1]
+    assert caplog.text.count("recommending without") == 1  # it was asked once
+    monkeypatch.delenv("TILECORE_DATABASE_URL")
+    now[0] = advice.ASKED_AGAIN_S
+    again = programs.matmul.recommend(**SIZES, top_k=1)
+    assert again.notes == found.notes[:-1]
+    assert again.configs == found.configs  # what ships answers either way
+    assert programs.matmul.recommend(**SIZES, target="h100", top_k=1).hardware
 
 
 def test_an_eager_function_and_its_tensors(installed):
@@ -176,6 +198,27 @@ def test_the_command_line_knows_what_was_measured(cli, store):  # noqa: F811
     first = json.loads(out)["recommendations"][0]
     assert first["source"] == "measured"
     assert {**first["config"], **tiles} == first["config"]
+
+
+def test_the_command_line_knows_what_a_run_measured(cli, store):  # noqa: F811
+    host, toolchain = wiring.host_profile(store), wiring.host_toolchain().on("cpu")
+    with loaded(f"{FILE}:matmul") as function:
+        program = portable(question_of(function, (), SIZES, target=None), host)
+    store.programs.add(program.digest, program.name, program.to_bytes(), "local")
+    tiles = TileConfig.of(block_M=64, block_N=32, block_K=32, num_stages=3, threads=128)
+    at = Workload.of(kernel_name(program.digest), SIZES)
+    store.add(measured(at, tiles, 2e-3, hardware=host, toolchain=toolchain,
+                       protocol=Protocol.CONFIRM))  # fmt: skip
+    sizes = [part for name, size in SIZES.items() for part in ("--set", f"{name}={size}")]
+    _, out, _ = cli("recommend", f"{FILE}:matmul", *sizes, "--json")
+    first = json.loads(out)["recommendations"][0]
+    assert (first["source"], first["config"]) == ("measured", dict(tiles))
+
+
+def test_a_file_without_a_function_tells_those_it_has(cli):  # noqa: F811
+    status, _, err = cli("recommend", str(FILE), "--m", "64")
+    assert (status, err[:12]) == (2, "error: SV913")
+    assert f"hint: it has {FILE}:matmul, {FILE}:eager_matmul, " in err
 
 
 BAD = {

@@ -378,12 +378,49 @@ def test_command_lines_of_who_asks_a_service(cli, url, store):  # noqa: F811
     assert status == 0, err
     assert "best found" in out
     assert "M=192" in out
-    status, _, err = cli("recommend", "gemm", *sizes, "--service", url)
-    assert (status, err[:12]) == (2, "error: TC502")
     status, _, err = cli("tune", f"{FILE}:nothing", "--service", url)
     assert (status, err[:12]) == (2, "error: SV913")
     status, _, err = cli("tune", f"{FILE}:matmul", *sizes, "--target", "h200")  # not on the CPU
     assert (status, err[:12], "NVIDIA H200" in err) == (2, "error: SV906", True)
+
+
+def test_kernels_of_the_library_by_a_service(cli, url, store, monkeypatch):  # noqa: F811
+    """Programs and dispatch tables of a service were to be had here, and no kernel of its own."""
+    asked = ["gemm", "--m", "64", "--n", "64", "--k", "64", "--service", url]
+    status, out, err = cli("recommend", *asked, "--top-k", "2")
+    assert (status, err) == (0, "")
+    assert f"gemm 64x64x64 float32 on {wiring.detected_host().name}, by {url}" in out
+    assert "2. block_K=" in out
+    status, out, _ = cli("recommend", *asked, "--hardware", "h100", "--threads", "0", "--json")
+    told = json.loads(out)
+    assert (len(told), set(told[0]["config"]) > {"block_M", "num_stages"}) == (5, True)
+    with monkeypatch.context() as patch:  # `--wait` came to nothing
+        patch.setattr(ServiceClient, "follow", lambda self, run: [run | {"state": "FAILED"}])
+        status, _, err = cli("tune", *asked, "--target", "h200", "--wait")
+    assert (status, err[:12]) == (2, "error: SV911")
+    assert store.runs.list()[0].state == "QUEUED"
+    stop = threading.Event()
+    worker = threading.Thread(target=lambda: _until(stop, lambda: coordinate(store)))
+    worker.start()
+    try:
+        status, out, err = cli("tune", *asked, "--trials", "3", "--priority", "7")
+    finally:
+        stop.set()
+        worker.join()
+    assert (status, err) == (0, "")
+    run, waits = store.runs.list()
+    assert waits.hardware.name == "NVIDIA H200"
+    assert (run.priority, run.spec["max_trials"]) == (7, 3)
+    assert "best found" in out
+    assert f"records: run {run.public_id} at {url}" in out
+    for command, code in (
+        (["recommend", *asked, "--set", "m=-1"], "TC502"),
+        (["tune", *asked, "--file", "x"], "SV901"),
+        (["tune", *asked, "--target", "h200"], "SV918"),
+        (["recommend", "conv", *asked[1:]], "SV918"),
+    ):  # fmt: skip
+        status, _, err = cli(*command)
+        assert (status, err[:12]) == (2, f"error: {code}")
 
 
 def test_a_program_tuned_on_this_machine_is_known_the_next_time(cli, client, store):  # noqa: F811

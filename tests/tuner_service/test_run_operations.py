@@ -105,6 +105,24 @@ def test_a_run_of_other_code_is_not_extended(client, store, queue_run):
     )  # fmt: skip
 
 
+def test_an_extension_is_answered_again_after_an_upgrade(client, store, queue_run):
+    """The client whose answer got lost was told 409 SV912: of what had been done."""
+    older = Toolchain(tilecore="older", tvm="x", llvm="y")
+    run = queue_run(toolchain=older, group="g-old")
+    urls, key = (f"/v1/tuning-runs/{run.public_id}", "/v1/run-groups/g-old"), "Idempotency-Key"
+    for number, url in enumerate(urls):
+        more = {"json": {"trials": 3}, "headers": {key: f"more-{number}"}}
+        assert client.post(f"{url}:extend", **more).status_code == 202
+        if number == len(urls) - 1:
+            epoch = store.leader.acquire("me", 60)
+            store.runs.finish(run.id, epoch, "SUCCEEDED", result={})
+    for number, url in enumerate(urls):
+        headers = {key: f"more-{number}"}
+        again = client.post(f"{url}:extend", json={"trials": 3}, headers=headers)
+        assert again.status_code == 200
+        problem(client.post(f"{url}:extend", json={"trials": 4}, headers=headers), 422, "DB807")
+
+
 def test_a_group_is_extended_whole_or_not_at_all(client, store):
     created = client.post("/v1/tuning-runs:batch", json={"runs": [shape(64), shape(32), shape(16)]})
     url, runs = created.headers["location"], created.json()["runs"]

@@ -106,7 +106,7 @@ def test_both_ways_are_counted_alike(client, routed):
             c.post(URL, json=GEMM)
         lines = c.get("/metrics").text.splitlines()
         asked = [line for line in lines if line.startswith("tilecore_request_seconds_count")]
-        route = 'method="POST",route="/recommendations",status="200"'
+        route = 'method="POST",route="/v1/recommendations",status="200"'
         assert asked == [f"tilecore_request_seconds_count{{{route}}} 3.0"]
         told = [line for line in lines if line.startswith("tilecore_recommendations_total")]
         assert [line.split()[-1] for line in told] == ["3.0"]

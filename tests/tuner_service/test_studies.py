@@ -391,3 +391,56 @@ def test_a_study_of_a_kernel_that_has_changed_since_is_refused(client, store):
     refused = client.post(f"{made.headers['location']}/trials:suggest", json={"worker": "w"})
     assert "found" in problem(refused, 409, "SV934")["detail"]
     assert client.get(made.headers["location"]).status_code == 200
+
+
+def test_what_was_measured_elsewhere_is_told_without_being_asked(client):
+    url = client.post("/v1/studies", json=STUDY).headers["location"]
+    (held,) = ask(client, url)
+    fast = {"BM": 128, "BN": 64, "stages": 2, "order": "a"}
+    broken = fast | {"BN": 32, "order": "b"}
+    body = {"worker": "a recording", "trials": [
+        {"config": fast, "repeats_us": [12.0, 13.0, 12.5]}, {"config": broken, "failure": "spills"},
+        {"config": held["config"], "repeats_us": [90.0]},
+    ]}  # fmt: skip
+    made = client.post(f"{url}/trials:add", json=body)
+    assert made.status_code == 200
+    items = made.json()["items"]
+    assert [(t["state"], t["latency_us"]) for t in items] == [
+        ("ok", 12.5), ("failed", None), ("ok", 90.0),
+    ]  # fmt: skip
+    assert items[2]["id"] == held["id"]
+    problem(tell(client, url, held, repeats_us=[1.0]), 409, "DB824")
+    changed = {**body, "trials": [{"config": fast, "repeats_us": [1.0]}]}
+    assert client.post(f"{url}/trials:add", json=body).json()["items"] == items
+    assert client.post(f"{url}/trials:add", json=changed).json()["items"] == items[:1]
+    study = client.get(url).json()
+    assert (study["max_trials"], study["best"]["config"]) == (22, fast)
+    asked = []
+    while given := ask(client, url, count=4):
+        for trial in given:
+            asked.append(trial["config"])
+            tell(client, url, trial, repeats_us=[time_of(trial["config"])])
+    assert len(asked) == 19
+    assert not any(config in asked for config in (fast, broken, held["config"]))
+    for trials, field in (
+        ([{"config": fast | {"BM": 33}, "repeats_us": [1.0]}], "one of the space"),
+        ([{"config": fast, "repeats_us": [1.0]}] * 2, "each configuration once"),
+    ):
+        refused = client.post(f"{url}/trials:add", json={"worker": "w", "trials": trials})
+        assert field in problem(refused, 422, "RC610")["detail"]
+    neither = client.post(f"{url}/trials:add", json={"worker": "w", "trials": [{"config": fast}]})
+    assert "trials[0]: " in problem(neither, 422, "SV901")["detail"]
+    client.post(f"{url}:close")
+    problem(client.post(f"{url}/trials:add", json=body), 409, "DB822")
+
+
+def test_a_kernel_of_the_library_is_told_its_own_candidates(client):
+    asked = {"name": "k", "kernel": "gemm", "problem": {"m": 64, "n": 64, "k": 64}, "max_trials": 9}
+    url = client.post("/v1/studies", json=asked).headers["location"]
+    (first,) = ask(client, url)
+    (second,) = ask(client, url, worker="w2")
+    for config in (first["config"], second["config"]):
+        body = {"worker": "w", "trials": [{"config": config, "repeats_us": [5.0]}]}
+        assert client.post(f"{url}/trials:add", json=body).json()["items"][0]["state"] == "ok"
+    body["trials"][0]["config"] = {**config, "block_M": 31}
+    problem(client.post(f"{url}/trials:add", json=body), 422, "RC610")

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from db.errors import IdempotencyConflict
-from recommender.errors import InvalidExternalSpace
+from recommender.errors import InvalidExternalSpace, InvalidRecording
 from tests.tuner_service.serving import served
 from tuner_service.app import create_app
 from tuner_service.errors import InvalidRequest, NothingMeasured, Refused
@@ -180,3 +180,27 @@ def test_a_study_begins_with_what_was_fast_for_like_problems(place, store):
     learned = store.studies.list()[0].space["learns_from"]
     assert len(learned) == 8
     assert store.studies.get(learned[0]).space["problem"] == tall
+
+
+def test_a_recording_is_told_to_a_study(place, tmp_path):
+    """Who had a cache of Kernel Tuner measured all of it again."""
+    path = tmp_path / "old.csv"
+    path.write_text(
+        "BM,BN,stages,device,status,time_ms\n128,64,2,x,OK,0.012\n32,32,3.0,x,ok,0.5\n"
+        "64,64,2,x,CompileError,\n999,64,2,x,ok,1\n"
+    )
+    study = Study("my matmul", TILES, max_trials=4, key="told", service=place)
+    assert study.add_recorded(path) == 3
+    assert study.best().config == {"BM": 128, "BN": 64, "stages": 2}
+    assert study.add([({"BM": 64, "BN": 32, "stages": 3}, [3e-6, 2e-6, 4e-6]),
+                      ({"BM": 64, "BN": 32, "stages": 2}, "wrong result")]) == 2  # fmt: skip
+    measured = []
+    found = study.optimize(lambda config: measured.append(config) or time_of(config))
+    assert (len(measured), found.measured) == (4, 9)
+    assert not any(c in measured for c in ({"BM": 128, "BN": 64, "stages": 2},
+                                           {"BM": 64, "BN": 64, "stages": 2}))  # fmt: skip
+    path.write_text("BM,BN,time_ms\n128,64,1\n")
+    with pytest.raises(InvalidRecording, match="expected columns BM, BN, stages"):
+        study.add_recorded(path)
+    with pytest.raises((InvalidExternalSpace, Refused), match="RC610"):
+        study.add([({"BM": 1}, 1e-6)])

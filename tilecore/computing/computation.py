@@ -8,6 +8,7 @@ between operations of one kernel are float32 and rounded once.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import logging
@@ -89,6 +90,19 @@ class Computation:
             self._signature = inspect.signature(lambda *args, **kwargs: None)
         functools.update_wrapper(self, function, updated=())
         self.__module__ = getattr(function, "__module__", None) or __name__  # torch's own have none
+
+    def __deepcopy__(self, known: Any) -> Computation:
+        """Return the computation of a copy of the function: of a module that is copied, its own."""
+        return Computation(copy.deepcopy(self.function, known), self.target, self.dynamic)
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """Return where another process finds it: by its name, or what it is of."""
+        found: Any = sys.modules.get(self.__module__)
+        for name in getattr(self, "__qualname__", "").split("."):
+            found = getattr(found, name, None)
+        if found is self:
+            return str(self.__qualname__)
+        return Computation, (self.function, self.target, self.dynamic)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute; tensors are torch's or NumPy's, other arguments are plain Python.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 from markupsafe import Markup
 
@@ -19,7 +20,7 @@ from tuner_service.dashboard.svg import (
     plain,
     shortened,
 )
-from tuner_service.dashboard.texts import micro
+from tuner_service.dashboard.texts import config_text, micro
 
 LEFT, RIGHT, TOP = 58.0, 14.0, 30.0
 SHADES = 10  # classes of dashboard.css that cells of a heat map have
@@ -29,16 +30,16 @@ DOTS = 1500  # at most; of more trials some are left out, never from the line of
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A trial in the order of measuring: its number, time in microseconds and config in words."""
+    """A trial in the order of measuring: its number, time in microseconds and config."""
 
     number: int
     time_us: float
-    text: str
+    config: Mapping[str, Any]
 
     @property
     def told(self) -> str:
         """What a dot says under the pointer."""
-        return f"trial {self.number}: {micro(self.time_us)} µs; {self.text}"
+        return f"trial {self.number}: {micro(self.time_us)} µs; {config_text(self.config)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,15 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from markupsafe import Markup
 
+from db.records import TrialOutline
 from tilecore import kernels
 from tilecore.errors import TileError
 from tuner_service.dashboard.charts import Bar, Point, bars, best_over_trials
 from tuner_service.dashboard.rendering import HOME, address, page
-from tuner_service.dashboard.texts import config_text, first_line, micro, times, workload_text
+from tuner_service.dashboard.texts import first_line, micro, times, workload_text
 from tuner_service.dashboard.trials import Start, trial_table
 from tuner_service.errors import http_status
+from tuner_service.report import doubts_in
 from tuner_service.routes.context import CreatedBy, Cursor, Store
 from tuner_service.routes.tuning_runs import (
     get_result,
@@ -24,7 +26,7 @@ from tuner_service.routes.tuning_runs import (
     to_wire,
     trial_to_wire,
 )
-from tuner_service.schemas import RunState, TrialOut, TuningRunOut
+from tuner_service.schemas import RunState, TuningRunOut
 
 router = APIRouter(prefix=f"{HOME}/runs")
 ON_A_PAGE = 50
@@ -74,16 +76,17 @@ def run(
     record = store.runs.get(run_id)
     found = to_wire(store, record)
     result = _result(run_id, store)
-    proposed = sorted(store.trials.of_run(record.id), key=lambda trial: trial.sequence)
-    trials = [trial_to_wire(trial) for trial in proposed]
+    trials = sorted(store.trials.outlines(record.id), key=lambda trial: trial.sequence)
+    table = trial_table(request, trials, _by_time, order, start)
+    table["trials"] = [trial_to_wire(t) for t in store.trials.some([t.id for t in table["trials"]])]
     return page(
         request, "run.html",
         run=found, result=result, progress=progress(found), causes=_causes(trials),
         title=workload_text(found.workload),
         followed=f"/v1/tuning-runs/{found.id}/events" if found.finished_at is None else None,
         events=EVENTS,
-        beside_torch=_beside_torch(result), chart=_chart(found, trials),
-        best_us=_best_us(trials), **trial_table(request, trials, _by_time, order, start),
+        beside_torch=_beside_torch(result), doubts=doubts_in(result), chart=_chart(found, trials),
+        best_us=_best_us(trials), **table,
     )  # fmt: skip
 
 
@@ -112,21 +115,20 @@ def _result(run_id: str, store: Store) -> Mapping[str, Any]:
         return {}
 
 
-def _by_time(trial: TrialOut) -> tuple[bool, bool, float]:
-    us = trial.latency_us
-    return us is None, trial.protocol != "confirm", us or 0.0
+def _by_time(trial: TrialOutline) -> tuple[bool, bool, float]:
+    return trial.time_s is None, trial.protocol != "confirm", trial.time_s or 0.0
 
 
-def _best_us(trials: Sequence[TrialOut]) -> Mapping[str, float]:
+def _best_us(trials: Sequence[TrialOutline]) -> Mapping[str, float]:
     """Return the best time of each protocol: the two are not compared."""
     found: dict[str, float] = {}
     for t in trials:
-        if t.status == "OK" and t.latency_us is not None:
-            found[t.protocol] = min(t.latency_us, found.get(t.protocol, t.latency_us))
+        if t.status == "OK" and t.time_s is not None:
+            found[t.protocol] = min(t.time_s * 1e6, found.get(t.protocol, t.time_s * 1e6))
     return found
 
 
-def _causes(trials: Sequence[TrialOut]) -> list[tuple[str, str, int]]:
+def _causes(trials: Sequence[TrialOutline]) -> list[tuple[str, str, int]]:
     """Return status, cause and count of trials, the most frequent first."""
     counted = Counter(
         (t.status or t.state, "" if t.status == "OK" else first_line(t.detail)) for t in trials
@@ -154,17 +156,17 @@ def _bar_text(candidate: Mapping[str, Any]) -> str:
     return f"{micro(candidate['latency_us'])} µs{against}"
 
 
-def _chart(run: TuningRunOut, trials: Sequence[TrialOut]) -> Markup | None:
+def _chart(run: TuningRunOut, trials: Sequence[TrialOutline]) -> Markup | None:
     """Return the best time over the trials of one protocol, None where nothing was measured."""
-    good = [t for t in trials if t.status == "OK" and t.latency_us]
+    good = [t for t in trials if t.status == "OK" and t.time_s]
     protocol = "screen" if any(t.protocol == "screen" for t in good) else "confirm"
     points, across = [], dict[str, float | None]()
     own = [t for t in trials if t.protocol == protocol and t.status is not None]
     for turn, t in enumerate(own, 1):
-        if t.status == "OK" and t.latency_us:
-            points.append(Point(turn, t.latency_us, config_text(t.config)))
+        if t.status == "OK" and t.time_s:
+            points.append(Point(turn, t.time_s * 1e6, t.config))
             if t.purpose in ("default", "recommended"):
-                across[t.purpose] = t.latency_us
+                across[t.purpose] = t.time_s * 1e6
     if not points:
         return None
     planned = run.planned_trials if run.finished_at is None and protocol == "screen" else 0

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from db.records import StudyTrial
 from tuner_service.dashboard.charts import Point, best_over_trials
 from tuner_service.dashboard.rendering import HOME, address, page
-from tuner_service.dashboard.texts import config_text, first_line
+from tuner_service.dashboard.texts import first_line
 from tuner_service.dashboard.trials import Start, trial_table
 from tuner_service.routes.context import CreatedBy, Cursor, Store
 from tuner_service.routes.studies import get_study, list_studies
@@ -72,11 +72,7 @@ def _causes(trials: Sequence[StudyTrial]) -> list[tuple[str, str, int]]:
 
 def _chart(trials: Sequence[StudyTrial], planned: int) -> Markup | None:
     """Return the best time over the trials, None where none has one."""
-    points = [
-        Point(turn, t.time_s * 1e6, config_text(t.config))
-        for turn, t in enumerate(trials, 1)
-        if t.time_s
-    ]
+    points = [Point(turn, t.time_s * 1e6, t.config) for turn, t in enumerate(trials, 1) if t.time_s]
     if not points:
         return None
     return best_over_trials("Best time over trials", points, {}, planned)

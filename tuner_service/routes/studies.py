@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
 
-from db.records import StudyRecord, StudyTrial
+from db.records import StudyRecord, StudyTrial, ToldConfig
 from db.store import SqlStore
 from recommender.external import ExternalSpace
 from tuner_service.errors import InvalidRequest
@@ -25,6 +26,8 @@ from tuner_service.routes.context import (
     page_of,
 )
 from tuner_service.study_schemas import (
+    AddRequest,
+    Outcome,
     StudyOut,
     StudyPage,
     StudyRequest,
@@ -131,21 +134,43 @@ def complete_trial(
     study_id: StudyId, trial_id: TrialId, request: TellRequest, store: Store
 ) -> StudyTrialOut:
     """Tell the times of a configuration (the median counts), or why it has none."""
-    if bool(request.repeats_us) == bool(request.failure):
-        found = "both" if request.failure else "none"
-        raise InvalidRequest(message=f"expected either repeats_us or failure, found {found}")
-    times_s = [time_us / 1e6 for time_us in request.repeats_us or ()]
+    times_s, detail = _told(request)
     study = store.studies.get(study_id)
-    told = store.studies.complete(
-        study, trial_id, request.worker, times_s, request.failure or request.detail
-    )
+    told = store.studies.complete(study, trial_id, request.worker, times_s, detail)
     return _trial(told)
+
+
+@router.post("/{study_id:name}/trials:add", responses=documented(404, 409, 413))
+def add_trials(
+    study_id: StudyId, request: AddRequest, store: Store, engine: Engine
+) -> StudyTrialPage:
+    """Tell what was measured elsewhere: the search learns from it, and asks for none of it.
+
+    New configurations come on top of `max_trials`. What somebody holds is settled by this; what is
+    known already stays as it is, so that the request may be sent again.
+    """
+    told = []
+    for number, one in enumerate(request.trials):
+        times_s, detail = _told(one, f"trials[{number}]: ")
+        told.append(ToldConfig(config=one.config, times_s=times_s, detail=detail))
+    found = engine.tell(store.studies.get(study_id), told, request.worker)
+    return StudyTrialPage(items=[_trial(t) for t in found], next_cursor=None)
 
 
 @router.post("/{study_id:name}:close", responses=documented(404))
 def close_study(study_id: StudyId, store: Store) -> StudyOut:
     """Give out no more trials; what is under way may still be told."""
     return _to_wire(store, store.studies.close(study_id))
+
+
+def _told(outcome: Outcome, where: str = "") -> tuple[Sequence[float], str]:
+    """Return times in s and a detail; raises InvalidRequest where there are both or neither."""
+    if bool(outcome.repeats_us) == bool(outcome.failure):
+        found = "both" if outcome.failure else "none"
+        message = f"{where}expected either repeats_us or failure, found {found}"
+        raise InvalidRequest(message=message)
+    times_s = [time_us / 1e6 for time_us in outcome.repeats_us or ()]
+    return times_s, outcome.failure or outcome.detail
 
 
 def _space(store: SqlStore, request: StudyRequest) -> ExternalSpace | KernelSpace:

@@ -43,6 +43,7 @@ from tuner_service.schemas import (
     TuningRunRequest,
 )
 from tuner_service.settings import Settings
+from tuner_service.streams import NothingFollows
 
 router = APIRouter(prefix="/tuning-runs", tags=["tuning runs"])
 RunId = Annotated[str, Path(max_length=64)]
@@ -186,20 +187,37 @@ def cancel_tuning_run(run_id: RunId, store: Store) -> TuningRunOut:
     return to_wire(store, store.runs.cancel(run_id))
 
 
-def _run(run_id: RunId, store: Store, streams: Streams) -> RunRecord:
-    """Look the run up before the stream begins: after that no status can be sent."""
+LastEventId = Annotated[int, Header(ge=0, le=MAX_EVENT_ID)]
+
+
+def _run(
+    run_id: RunId, store: Store, streams: Streams, last_event_id: LastEventId = 0
+) -> RunRecord:
+    """Look the run up before the stream begins: after that no status can be sent.
+
+    Raises:
+        NothingFollows: who resumes has all of a run that has ended.
+    """
     streams.check()
-    return store.runs.get(run_id)
+    run = store.runs.get(run_id)
+    if last_event_id and run.is_finished and not store.runs.events(run.id, after=last_event_id):
+        raise NothingFollows
+    return run
 
 
 @router.get(
-    "/{run_id:name}/events", response_class=EventSourceResponse, responses=documented(404, 422)
+    "/{run_id:name}/events",
+    response_class=EventSourceResponse,
+    responses={
+        204: {"description": "The run has ended, and nothing follows"},
+        **documented(404, 422),
+    },
 )
 async def stream_events(
     run: Annotated[RunRecord, Depends(_run)],
     store: Store,
     streams: Streams,
-    last_event_id: Annotated[int, Header(ge=0, le=MAX_EVENT_ID)] = 0,
+    last_event_id: LastEventId = 0,
 ) -> AsyncIterator[ServerSentEvent]:
     """Stream what happens in a run until it is finished; resume with Last-Event-ID.
 

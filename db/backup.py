@@ -1,0 +1,44 @@
+"""A copy of an embedded database while others write: whole, or not there."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from db.errors import BackupFailed
+
+
+def back_up(path: Path, target: Path) -> int:
+    """Copy an SQLite database, with what its write-ahead log has yet; return the bytes.
+
+    A file that is there is replaced, at once and by a copy that was checked.
+
+    Raises:
+        BackupFailed: it cannot be written, or what was copied is damaged (DB833).
+    """
+    if not path.exists():  # sqlite3 would make an empty one
+        raise BackupFailed(path=path, reason="there is no such database")
+    if target.exists() and target.samefile(path):
+        raise BackupFailed(path=target, reason="it is the database itself")
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        partial.unlink(missing_ok=True)
+        with closing(sqlite3.connect(partial)) as copy:
+            with closing(sqlite3.connect(path)) as source:
+                source.backup(copy)
+            copy.execute("pragma journal_mode = delete")  # one file, without a log beside it
+            (found,) = copy.execute("pragma quick_check(1)").fetchone()
+        if found != "ok":
+            raise BackupFailed(path=path, reason=f"it is damaged: {found}")
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        size = partial.stat().st_size
+        partial.replace(target)
+    except (OSError, sqlite3.Error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise BackupFailed(path=target, reason=reason) from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return size
