@@ -1,6 +1,6 @@
 """Models of Hugging Face's transformers as computations: do they compile, and do results agree?
 
-    python benchmarks/hugging_face.py [--generate] [NAME ...]
+    python benchmarks/hugging_face.py [--generate | --train] [NAME ...]
 
 Needs the package transformers (``pip install transformers``; a peer, no dependency). Each model is
 made from its configuration with one layer and small sizes, random weights, and is called on two
@@ -10,6 +10,9 @@ the CPU in float32. Printed: kernels of ours, what torch computes between them, 
 ``--generate``: models of language generate 20 tokens for two prompts of 11, with their cache, once
 by torch and once with ``model.forward = tilecore.compute(model.forward)``; tokens and scores are
 compared.
+
+``--train``: the gradients of all parameters for the mean square of the last hidden state, once by
+torch and once by ``torch.compile(backend="tilecore")``, in evaluation mode: nothing is dropped.
 """
 
 from __future__ import annotations
@@ -19,13 +22,16 @@ import inspect
 import os
 import tempfile
 import time
+import warnings
 from collections.abc import Mapping
 from typing import Any
+from unittest import mock
 
 import torch
 import transformers
 
 import tilecore
+from tilecore import torch_backend
 from tilecore.computing.plan import Called
 
 SMALL = {
@@ -131,10 +137,47 @@ def generated(name: str, config: Mapping[str, Any]) -> str | None:
     return f"{said} | {largest:.1e} | {len(kernels)} | {took:.1f}"
 
 
+def trained(model: Any, given: Mapping[str, Any]) -> str:
+    """Return how the gradients of a model compare, as cells of a table."""
+    torch.compiler.reset()
+    if "use_cache" in inspect.signature(model.forward).parameters:
+        given = {**given, "use_cache": False}
+    computations: list[Any] = []
+    real = torch_backend.Computation
+
+    def computation(*args: Any, **kwargs: Any) -> Any:
+        computations.append(real(*args, **kwargs))
+        return computations[-1]
+
+    def gradients(call: Any) -> dict[str, Any]:
+        model.zero_grad()
+        call(**given).last_hidden_state.square().mean().backward()
+        return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+    wanted = gradients(model)
+    with warnings.catch_warnings(record=True) as caught, mock.patch.object(
+        torch_backend, "Computation", computation
+    ):  # fmt: skip
+        warnings.simplefilter("always", torch_backend.GraphByTorch)
+        start = time.perf_counter()
+        try:
+            found = gradients(torch.compile(model, backend="tilecore"))
+        except Exception as error:  # noqa: BLE001  # a result
+            return f"**{type(error).__name__}**: {str(error).splitlines()[0][:200]} | | |"
+        took = time.perf_counter() - start
+    scale = max(float(g.abs().max()) for g in wanted.values())
+    largest = max(float((found[n] - wanted[n]).abs().max()) for n in wanted) / scale
+    refused = [str(w.message) for w in caught if issubclass(w.category, torch_backend.GraphByTorch)]
+    kernels = {stage for c in computations for plan in c.plans for stage in plan.stages}
+    graphs = f"{len(computations)}" + f", {len(refused)} by torch: {refused[:1]}" * bool(refused)
+    return f"{largest:.1e} | {graphs} | {len(kernels)} | {took:.1f}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--generate", action="store_true", help="have models of language generate")
+    parser.add_argument("--train", action="store_true", help="compare gradients")
     arguments = parser.parse_args()
     names = arguments.names
     transformers.logging.set_verbosity_error()
@@ -146,8 +189,11 @@ def main() -> None:
     if arguments.generate:
         head = "| model | tokens | largest difference of scores | kernels | first time, s |"
         line = "|---|---|---|---|---|"
+    if arguments.train:
+        head = "| model | largest difference of gradients | graphs | kernels | first time, s |"
+        line = "|---|---|---|---|---|"
     print(f"{head}\n{line}")
-    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+    with torch.set_grad_enabled(arguments.train), tempfile.TemporaryDirectory() as folder:
         os.environ["TILECORE_DATA_DIR"] = folder
         for models, given in ((TEXTS, tokens), (IMAGES, image)):
             for name, config in models.items():
@@ -155,6 +201,8 @@ def main() -> None:
                     continue
                 if arguments.generate:
                     cells = generated(name, config)
+                elif arguments.train:
+                    cells = trained(model_of(name, config), given)
                 else:
                     cells = outcome(model_of(name, config), given)
                 if cells is not None:
