@@ -86,12 +86,24 @@ def _compiled(
 ) -> Callable[[list[Any]], Any]:
     """Return what computes a graph of operators, in the calling convention of AOTAutograd."""
     _ = inputs
+    _leave_out_empty(graph.graph)
     for node in graph.graph.nodes:
         if node.op == "call_function" and isinstance(node.target, OpOverload):
             node.target = function_of(node)
     graph.recompile()
     call = _Call(graph, Computation(graph, **options))
     return call.boxed
+
+
+def _leave_out_empty(graph: torch.fx.Graph) -> None:
+    """Have nothing join or put in tensors without elements, which computations do not have."""
+    for node in graph.nodes:
+        if node.target is _ATEN.cat.default:
+            parts = [p for p in node.args[0] if 0 not in p.meta["val"].shape]
+            node.args = (parts or node.args[0], *node.args[1:])
+        elif node.target is _ATEN.slice_scatter.default and 0 in node.args[1].meta["val"].shape:
+            node.replace_all_uses_with(node.args[0])
+    graph.eliminate_dead_code()
 
 
 class _Call:

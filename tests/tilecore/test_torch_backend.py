@@ -243,6 +243,14 @@ def test_random_numbers_are_those_of_torch():
     assert torch.equal(one, compiled(x))
 
 
+def test_parts_without_elements_are_left_out():
+    def function(x):
+        turned, rest = x[..., :8], x[..., 8:]
+        return torch.cat([turned.flip(-1) * 2, rest], -1)
+
+    check(function, torch.randn(3, 8, requires_grad=True))
+
+
 def test_arguments_and_buffers_are_written():
     class Counted(nn.Module):
         def __init__(self):
