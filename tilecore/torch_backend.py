@@ -20,6 +20,7 @@ from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._ops import OpOverload
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from tilecore.computing.computation import Computation
 from tilecore.computing.operators import function_of
@@ -91,6 +92,7 @@ def _compiled(
         if node.op == "call_function" and isinstance(node.target, OpOverload):
             node.target = function_of(node)
     graph.recompile()
+    _LazyGraphModule.force_recompile(graph)  # else its parameters have no names yet
     call = _Call(graph, Computation(graph, **options))
     return call.boxed
 

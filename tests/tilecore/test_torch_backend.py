@@ -152,6 +152,14 @@ def test_without_a_gradient_attention_is_a_kernel(computations):
                for node in s.stage.group.members)  # fmt: skip
 
 
+@pytest.mark.few(1)
+@pytest.mark.parametrize("target", ["emulated mi300x", "emulated h100"])
+def test_kernels_of_gpus_train(target):
+    model = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 8)).half()
+    x = torch.randn(20, 16, dtype=torch.float16, requires_grad=True)
+    check(model, x, tolerance=2e-2, options={"target": target})
+
+
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_a_model_of_language_is_trained(dynamic):
     ids = torch.randint(0, 53, (2, 7))
