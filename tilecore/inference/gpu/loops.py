@@ -293,6 +293,11 @@ def divisor(expr: Expr, lets: Mapping[Var, Expr]) -> int:
             return divisor(a, lets) * divisor(b, lets)
         case Select(a=a, b=b):
             return math.gcd(divisor(a, lets), divisor(b, lets))
+        case Binary(op="floordiv" | "shr" | "shl"):
+            # ``start`` calls 0 what is a multiple of a power of two: no quotient may take it for 0.
+            named = {v: e for v, e in lets.items() if int_value(e) is None}
+            form = linear(expr, named)
+            return 1 if form is None else divisor(form.to_expr(), lets)
         case _:
             return 1
 
