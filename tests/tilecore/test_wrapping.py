@@ -131,7 +131,7 @@ def test_division_by_negative_numbers(run_both):
                 Y[0, i] = X[i] // -3
                 Y[1, i] = X[i] % -3
             for i in T.Parallel(3):
-                far = X[i + 12] // -2  # always beyond the end
+                far = X[3 * i + 9] // -2  # beyond the end but for the first
                 Z[i] = T.if_then_else(far < 0, far % 3, far)
 
     x = np.array([-(2**31), -(2**31) + 1, -7, -6, -3, -1, 0, 1, 3, 6, 7, 2**31 - 1], np.int32)
