@@ -172,3 +172,28 @@ def test_rows_that_a_table_names(form, is_wide):
         np.testing.assert_array_equal(found, wanted)
     text = lowered(gathered(form), "sm_80")[2].text.rpartition('extern "C"')[2]
     assert any("tc_copy_16" in x and "&(A_ptr" in x for x in text.splitlines()) is is_wide
+
+
+def test_threads_lie_along_what_there_is_most_of():
+    """Rows that a table names, updated: its few elements were read twice, and decided."""
+
+    @T.prim_func
+    def main(
+        table: T.Tensor((16,), "int32"),
+        G: T.Tensor((256,), "float32"),
+        E: T.Tensor((40, 256), "float32"),
+    ):
+        with T.Kernel(1, threads=64):
+            g = T.alloc_fragment((256,), "float32")
+            T.copy(G, g)
+            for i, j in T.Parallel(16, 256):
+                if table[i] >= 0:
+                    T.atomic_add(E[table[i], j], g[j])
+
+    rng = np.random.default_rng(2)
+    table, g = rng.integers(-1, 8, 16).astype(np.int32), np.arange(256, dtype=np.float32)
+    e = np.zeros((40, 256), np.float32)
+    plan = run_emulated(main, "sm_80", [table, g, e])
+    assert "g: 4 registers a thread" in plan.explain()
+    counts = np.bincount(table[table >= 0], minlength=40)
+    np.testing.assert_array_equal(e, counts[:, None] * g)
