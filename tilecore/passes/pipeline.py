@@ -27,6 +27,7 @@ from tilecore.passes import (
     reducers,
     repeated_math,
     rows_in_turn,
+    safe_quotients,
     settle,
     spell_halves,
     split_tiles,
@@ -44,6 +45,7 @@ PIPELINE: tuple[tuple[str, Pass], ...] = (
     ("scaled_products", without_factors),
     ("spell_halves", spell_halves.run),
     ("guard_tiles", tile_guards.run),
+    ("safe_quotients", safe_quotients.run),
     ("hoist_views", hoist_views.run),
     ("serialize_threads", threads.run),
     ("vectorize_threads", lanes.run),
@@ -70,6 +72,7 @@ def cpu_pipeline(target: Target, options: CpuOptions) -> tuple[tuple[str, Pass],
 # On a GPU threads and stages are what the program says they are, and so are clears before loops.
 GPU_PIPELINE: tuple[tuple[str, Pass], ...] = (
     ("guard_tiles", tile_guards.run),
+    ("safe_quotients", safe_quotients.run),
     ("hoist_views", hoist_views.run),
     ("settle", settle.run),
     ("reducers", reducers.run),
