@@ -241,7 +241,7 @@ class UnknownTarget(TileError):
     """A target name that tilecore does not know."""
 
     code, title = "TC304", "unknown-target"
-    template = "expected one of {known}, found {found}"
+    template = "found {found}, expected one of {known}"
 
 
 class CompileFailed(TileError):

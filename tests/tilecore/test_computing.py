@@ -590,6 +590,8 @@ def asks_for_elements(x, y):
         (lambda x, y: F.layer_norm(x, (3,)), ShapeMismatch, "the last axes"),
         (lambda x, y: F.scaled_dot_product_attention(x, y[:, :2], y), ShapeMismatch, "attention"),
         (lambda x, y: x.frobenius(), UnsupportedSyntax, "`Tensor.frobenius`"),
+        (lambda x, y: x[:, 4], ShapeMismatch, "one that lies in shape (3, 4), found [:, 4]"),
+        (lambda x, y: x[..., 0:2, 0, 0], ShapeMismatch, "found [..., 0:2, 0, 0]"),
         (lambda x, y: np.add.reduce(x), UnsupportedSyntax, "numpy.add.reduce"),
         (lambda x, y: x.permute(0, 0), ShapeMismatch, "each axis"),
         (lambda x, y: F.dropout(x), UnsupportedSyntax, "no random numbers, found `dropout`"),
@@ -688,3 +690,10 @@ def test_of_tensors_without_elements_the_function_itself_computes():
     learned = torch.zeros(3, 0, requires_grad=True)
     function(learned, torch.zeros(0, 8))[0].sum().backward()
     assert learned.grad.shape == (3, 0)
+
+
+def test_the_nearest_name_is_told_of_what_it_does_not_know():
+    """All names were: 1,500 characters of them."""
+    with pytest.raises(UnsupportedSyntax) as caught:
+        tilecore.compute(lambda x: x.softmx(-1))(torch.randn(3, 4))
+    assert caught.value.hint == "did you mean `Tensor.softmax`?"

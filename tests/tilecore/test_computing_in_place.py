@@ -297,7 +297,7 @@ def test_parts_of_a_size_that_varies():
         (lambda x, b: operator.setitem(x * 1, 0, x), ShapeMismatch, "(4, 8)"),
         (lambda x, b: (x * 1).fill_(b), ShapeMismatch, "a number"),
         (lambda x, b: operator.setitem(x * 1, x[:, :3] > 0, 1.0), ShapeMismatch, "a mask"),
-        (lambda x, b: operator.setitem(x * 1, 7, 1.0), UnsupportedSyntax, "that lie in shape"),
+        (lambda x, b: operator.setitem(x * 1, 7, 1.0), ShapeMismatch, "lies in shape (4, 8)"),
         (lambda x, b: operator.setitem(x * 1, 0, "a"), TypeMismatch, "a tensor or a number"),
     ],
 )  # fmt: skip

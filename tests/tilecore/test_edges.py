@@ -66,3 +66,20 @@ def test_tiles_of_one_line(run_both, block, trans_b):
     a, b = rng.standard_normal((m, k), np.float32), rng.standard_normal(shape, np.float32)
     wanted = a.astype(np.float64) @ (b.T if trans_b else b)
     run_both(main, [a, b], [np.full((m, n), np.nan, np.float32)], [wanted])
+
+
+def test_what_is_guarded_or_padded_may_lie_outside(run_both):
+    """Without a condition it is refused: faulty/shapes.test."""
+
+    @T.prim_func
+    def main(X: T.Tensor((8,), "int32"), n: T.int32, Y: T.Tensor((8,), "int32")):
+        with T.Kernel(1, threads=32):
+            T.annotate_safe_value({X: 7})
+            for i in T.Parallel(4):
+                Y[i] = X[i + 8]
+                if n > 12:
+                    Y[i + 8] = 3
+                Y[i + 4] = T.if_then_else(n > 12, X[i + 12], 5)
+
+    x = np.arange(8, dtype=np.int32)
+    run_both(main, [x, 1], [np.zeros(8, np.int32)], [[7, 7, 7, 7, 5, 5, 5, 5]])

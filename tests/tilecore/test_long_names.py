@@ -12,8 +12,8 @@ from tests.tilecore.cuda.emulated import run_emulated
 from tilecore import runtime
 from tilecore.compiler import compile, lower
 from tilecore.ir.dtype import DType
-from tilecore.ir.expr import Var, binary
-from tilecore.ir.length import length
+from tilecore.ir.expr import Expr, Var, binary
+from tilecore.ir.length import is_same, length
 from tilecore.target import AVX512
 
 N, FACTOR, LIMIT = 300, 0x9E3779B9, 2_000_000_000
@@ -70,6 +70,41 @@ def test_rounds_of_a_hash(target, use):
     np.testing.assert_array_equal(out, exact(use, 12345))
 
 
+def counted(update):
+    """Return a program that counts values by their hash of 24 rounds."""
+
+    @T.prim_func
+    def main(X: T.Tensor((N,), "uint32"), H: T.Tensor((1024,), "int32")):
+        with T.Kernel(1, threads=128):
+            for i in T.Parallel(N):
+                x0, y0 = four_rounds(X[i], T.uint32(77))
+                x1, y1 = four_rounds(x0, y0)
+                x2, y2 = four_rounds(x1, y1)
+                x3, y3 = four_rounds(x2, y2)
+                x4, y4 = four_rounds(x3, y3)
+                x, y = four_rounds(x4, y4)
+                place = T.cast((x ^ y) % 1024, "int32")
+                if update:
+                    H[place] = H[place] + 1
+                else:
+                    H[place] = 1
+
+    return main
+
+
+@pytest.mark.parametrize("update", [True, False])
+@pytest.mark.parametrize("target", ["llvm", "sm_80"])
+def test_places_that_a_hash_names(target, update):
+    """For a GPU eight rounds took half a minute: where iterations store was written out."""
+    x, found = np.arange(N, dtype=np.uint32), np.zeros(1024, np.int32)
+    if target == "llvm":
+        runtime.load(compile(counted(update)))(x, found)
+    else:
+        run_emulated(counted(update), target, [x, found])
+    counts = np.bincount(exact("value", 77) % 1024, minlength=1024)
+    np.testing.assert_array_equal(found, counts if update else np.minimum(counts, 1))
+
+
 def test_they_run_in_vectors():
     assert '"uint32x16"' in lower(hashed("value"), AVX512, {})[1].script()
 
@@ -83,3 +118,15 @@ def test_what_is_shared_counts_wherever_it_stands():
     for _ in range(60):
         twice = binary("add", twice, twice)
     assert length(twice, {}) == 2**62 - 1
+
+
+def test_whether_two_are_the_same_is_known_without_writing_them_out():
+    def sums(x: Expr) -> Expr:
+        for _ in range(400):
+            x = binary("add", x, x)
+        return x
+
+    x, y = Var("x", DType("int32")), Var("y", DType("int32"))
+    assert is_same(sums(x), sums(x))
+    assert not is_same(sums(x), sums(y))
+    assert not is_same(binary("add", x, y), binary("sub", x, y))

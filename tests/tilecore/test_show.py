@@ -31,8 +31,9 @@ def test_all_stages_at_once(kernel) -> None:
     shown = kernel.show()
     names = [line.split()[2] for line in shown.splitlines() if line.startswith("# --- ")]
     assert names == [
-        "source", "scaled_products", "spell_halves", "guard_tiles", "hoist_views",
-        "serialize_threads", "vectorize_threads", "drop_stages", "settle", "variables",
+        "source", "scaled_products", "spell_halves", "guard_tiles", "safe_quotients",
+        "hoist_views", "serialize_threads", "vectorize_threads", "drop_stages", "settle",
+        "variables",
         "guarded_loads", "converting_copies", "fold_clear", "live_rows", "split_tiles",
         "join_blocks", "own_tiles", "repeated_math", "rows_in_turn", "few_rows", "upright",
         "inference", "tir",

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import tilecore.language as T
+from tests.tilecore.cuda.emulated import run_emulated
 from tests.tilecore.x86_paths import HOST, here, paths
 from tilecore import runtime
 from tilecore.compiler import compile, lower
@@ -131,7 +132,7 @@ def test_division_by_negative_numbers(run_both):
                 Y[0, i] = X[i] // -3
                 Y[1, i] = X[i] % -3
             for i in T.Parallel(3):
-                far = X[i + 12] // -2  # always beyond the end
+                far = X[3 * i + 9] // -2  # beyond the end but for the first
                 Z[i] = T.if_then_else(far < 0, far % 3, far)
 
     x = np.array([-(2**31), -(2**31) + 1, -7, -6, -3, -1, 0, 1, 3, 6, 7, 2**31 - 1], np.int32)
@@ -281,3 +282,41 @@ def test_quotients_of_elements_that_say_which_row(target):
     run(main, x, p, wanted)
     runtime.load(compile(main, here(target)))(x, p, found)
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "int8", "uint32"])
+def test_division_by_0_and_of_the_least_number_traps_nowhere(run_both, dtype):
+    """A CPU ended the process, also where a condition left the quotient out."""
+
+    @T.prim_func
+    def main(
+        X: T.Tensor((12,), dtype),
+        D: T.Tensor((12,), dtype),
+        n: T.int32,
+        Y: T.Tensor((6, 12), dtype),
+    ):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(12):
+                Y[0, i] = X[i] // D[i]
+                Y[1, i] = X[i] % D[i]
+                Y[2, i] = T.cast(X[i], "int32") // n
+                if D[i] != 0 and X[i] % D[i] == 0:
+                    Y[3, i] = 1
+                quotient = X[i] // D[i]
+                if D[i] != 0:
+                    Y[4, i] = quotient
+                Y[5, i] = T.if_then_else(D[i] > 1, X[i] // T.max(D[i], 1), 5)
+
+    low = 0 if dtype == "uint32" else np.iinfo(dtype).min
+    x = np.array([low, low, low, 7, 7, 7, 6, 0, 1, 100, 100, 9], dtype)
+    d = np.array([1, 0, 3, 0, 2, 3, 3, 0, 5, 7, 0, 9]).astype(dtype)
+    if low:
+        d[0] = -1
+    quotient = np.where(d == 0, x, x // np.where((d == 0) | (d == -1), 1, d))
+    quotient, rest = np.where(d == -1, -x, quotient), x % np.where((d == 0) | (d == -1), 1, d)
+    kept, chosen = np.where(d != 0, quotient, 0), np.where(d > 1, quotient, 5)
+    rows = [quotient, rest, x.astype(np.int32), (d != 0) & (rest == 0), kept, chosen]
+    expected, found = np.stack(rows).astype(dtype), np.zeros((6, 12), dtype)
+    run_both(main, [x, d, 0], [found], [expected])
+    run_emulated(main, "sm_80", [x, d, 0, found])
+    np.testing.assert_array_equal(found, expected)

@@ -41,7 +41,13 @@ from tilecore.computing.operands import (
     need_elements,
 )
 from tilecore.computing.storage import CALLERS, Storage, View
-from tilecore.errors import SourceSpan, TileError, TypeMismatch, UnsupportedSyntax
+from tilecore.errors import (
+    SourceSpan,
+    TileError,
+    TypeMismatch,
+    UnsupportedSyntax,
+    did_you_mean,
+)
 from tilecore.torch_trace import is_autocast
 
 # Of NumPy's functions (its ufuncs apart) those that mean what torch's of that name do.
@@ -598,8 +604,14 @@ class _Unknown(UnsupportedSyntax, AttributeError):
 
 def unknown(name: str) -> UnsupportedSyntax:
     """Return the error of a function, method or attribute that there is not."""
-    known = ", ".join(sorted(FUNCTIONS))
+    owner, _, bare = name.rpartition(".")
+    known = set(FUNCTIONS)
+    if device() is not None:
+        import torch
+
+        known |= set(dir(torch.Tensor))
+    known = {n for n in known if n != bare and not n.startswith("_")}
     return _Unknown(
         expected="a function that computations know, or one of torch's", found=f"`{name}`",
-        span=caller(), hint=f"known are {known}",
+        span=caller(), hint=did_you_mean(bare, known, f"{owner}.{{}}") if owner else "",
     )  # fmt: skip

@@ -177,7 +177,8 @@ def part(span: SourceSpan, x: Node, index: Any) -> Node:
     """Return the part that an index of integers, slices, None and ... names.
 
     Raises:
-        UnsupportedSyntax: something else stands there, or an integer that is not in it (TC101).
+        UnsupportedSyntax: something else stands there (TC101).
+        ShapeMismatch: an integer that is not in it, or more of them than axes (TC201).
     """
     entries = list(index) if isinstance(index, tuple) else [index]
     count = sum(e is not None and e is not Ellipsis for e in entries)
@@ -192,12 +193,28 @@ def part(span: SourceSpan, x: Node, index: Any) -> Node:
         extent = next(extents, 0)
         if isinstance(entry, slice):
             shape.append(taken(entry, extent)[1])
-        elif not isinstance(entry, int | Extent) or not -extent <= entry < extent:
+        elif not isinstance(entry, int | Extent):
             raise UnsupportedSyntax(
-                expected=f"integers, slices and None that lie in shape {x.shape}",
-                found=f"[{index!r}]", span=span,
+                expected="integers, slices and None", found=f"[{index!r}]", span=span
+            )
+        elif not -extent <= entry < extent:
+            raise ShapeMismatch(
+                what="index", expected=f"one that lies in shape {x.shape}",
+                found=f"[{_shown(index)}]", span=span,
             )  # fmt: skip
     return graph.sliced(x, tuple(entries), tuple(shape), span)
+
+
+def _shown(index: Any) -> str:
+    """Return an index as Python writes it."""
+    if isinstance(index, tuple):
+        return ", ".join(map(_shown, index))
+    if index is Ellipsis:
+        return "..."
+    if not isinstance(index, slice):
+        return repr(index)
+    ends = [index.start, index.stop, *([] if index.step is None else [index.step])]
+    return ":".join("" if end is None else repr(end) for end in ends)
 
 
 def same(span: SourceSpan, x: Node, *given: Any, **named: Any) -> Node:

@@ -8,10 +8,18 @@ from types import ModuleType
 from typing import Any
 
 from tilecore.errors import did_you_mean
+from tilecore.ir.expr import CALLS
 
 TILE = "a tile or tensor has no value as a whole: compute with its elements, x[i, j], in T.Parallel"
-UFUNC = "values of a kernel are computed by functions of T: T.exp(x), not np.exp(x)"
+VALUES = "values of a kernel are computed by functions of T"
 FOREIGN = "a kernel reads tensors that are parameters of it; pass this one, too"
+# What T calls otherwise than torch and NumPy do.
+OWN_NAMES = {
+    "maximum": "max", "minimum": "min", "where": "if_then_else", "power": "pow", "clip": "clamp",
+    "arctan2": "atan2", "fmax": "max", "fmin": "min",
+}  # fmt: skip
+_TORCH = re.compile(r"(\w+)\(\)(?:: argument .* must be Tensor, not| received an invalid combi)")
+_UFUNC = re.compile(r"callable (\w+) method|ufunc '(\w+)'")
 _KEYWORD = re.compile(r"(?:\w+\.)*(\w+)\(\) got an unexpected keyword argument '(\w+)'")
 
 
@@ -22,12 +30,23 @@ def hint_of(error: Exception) -> str:
     if unknown is not None:
         return _keyword_hint(_called(error, unknown[1]), unknown[2])
     if isinstance(error, TypeError) and "ufunc" in text:
-        return UFUNC
-    if isinstance(error, TypeError) and "'Buffer'" in text:
+        ufunc = _UFUNC.search(text)
+        return _own("np", "exp" if ufunc is None else ufunc[1] or ufunc[2])
+    of_torch = _TORCH.match(text) if isinstance(error, TypeError) else None
+    if isinstance(error, TypeError) and ("'Buffer'" in text or (of_torch and "Buffer" in text)):
         return TILE
+    if of_torch is not None:
+        return _own("torch", of_torch[1])
     if isinstance(error, IndexError) and "(got " in text and "indices" in text:
         return FOREIGN
     return ""
+
+
+def _own(module: str, name: str) -> str:
+    """Return a hint at the function of T that does what one of another module does."""
+    own = OWN_NAMES.get(name, name)
+    is_known = own in CALLS or own != name
+    return f"{VALUES}: T.{own}(...), not {module}.{name}(...)" if is_known else VALUES
 
 
 def _called(error: Exception, name: str) -> Any:

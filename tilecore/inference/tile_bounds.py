@@ -1,8 +1,9 @@
-"""Accesses that leave a tile. Tensors have guarded edges, tiles have none.
+"""Accesses that leave a tile, or that no iteration has inside of a tensor.
 
-Only an index linear in loops of known range is judged: it takes both ends of its interval. What
-runs unconditionally then leaves its tile for sure. What stands under a condition, with loops of its
-own, does so if it runs at all.
+Tensors have guarded edges, tiles have none. Only an index linear in loops of known range is judged:
+it takes both ends of its interval. What runs unconditionally then leaves its tile for sure. What
+stands under a condition, with loops of its own, does so if it runs at all. Of a tensor nothing is
+loaded or stored where the whole interval lies outside: nobody means that without a condition.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from tilecore.ir.expr import Expr, Load, Select, Var, int_value
 from tilecore.ir.nodes import Buffer, PrimFunc, Stmt
 from tilecore.ir.visitor import children, expr_children, expressions, has_jump
 
+OUTSIDE = "outside of a tensor loads give 0 and stores do nothing: put what is meant so under an if"
+
 
 def check_tile_bounds(func: PrimFunc) -> None:
-    """Raise for the first access that leaves its tile whenever the program runs.
+    """Raise for the first access that leaves its tile, or never meets its tensor, in each run.
 
     Raises:
         ShapeMismatch: an index lies outside (TC201).
@@ -30,7 +33,7 @@ def check_tile_bounds(func: PrimFunc) -> None:
 
 def conditional_faults(func: PrimFunc) -> dict[int, ShapeMismatch]:
     """Return what to say, by id, of statements that leave a tile if they run."""
-    found = _Checker().visit(func.body, True)
+    found = _Checker(of_tensors=False).visit(func.body, True)
     return {id(stmt): error for stmt, error, is_sure in found if not is_sure}
 
 
@@ -52,7 +55,9 @@ def _sure(expr: Expr) -> Iterator[Load]:
 
 
 class _Checker:
-    def __init__(self) -> None:
+    def __init__(self, *, of_tensors: bool = True) -> None:
+        self.of_tensors = of_tensors
+        self.padded: set[Buffer] = set()
         self.ranges: dict[Var, Interval] = {}
         self.lets: dict[Var, Expr] = {}
 
@@ -60,8 +65,10 @@ class _Checker:
         """Yield the faults of ``stmt``, which surely runs or perhaps, and of what is inside."""
         if isinstance(stmt, nodes.Let):
             self.lets[stmt.var] = stmt.value
+        if isinstance(stmt, nodes.Pad):
+            self.padded.add(stmt.buffer)
         accesses = [(load.buffer, load.indices) for load in sure_loads(stmt)]
-        if isinstance(stmt, nodes.Store):
+        if isinstance(stmt, (nodes.Store, nodes.Atomic)):
             accesses.append((stmt.buffer, stmt.indices))
         for buffer, indices in accesses:
             error = self.check(buffer, indices, stmt.span)
@@ -114,14 +121,38 @@ class _Checker:
     ) -> ShapeMismatch | None:
         """Return the error of an access with an index that leaves the buffer."""
         if buffer.scope == "global":
-            return None
+            is_judged = self.of_tensors and buffer not in self.padded
+            return self.check_tensor(buffer, indices, span) if is_judged else None
         for axis, (index, extent) in enumerate(zip(indices, buffer.shape, strict=True)):
-            size, form = int_value(extent), linear(index, self.lets)
-            found = None if form is None else interval(form.to_expr(), self.ranges)
+            size, found = int_value(extent), self.bounds(index)
             if size is not None and found is not None and (found[0] < 0 or found[1] >= size):
-                shown = str(found[0]) if found[0] == found[1] else f"{found[0]} to {found[1]}"
                 return ShapeMismatch(
                     what=f"index of `{buffer.name}`, axis {axis}",
-                    expected=f"0 to {size - 1}", found=shown, span=span,
+                    expected=f"0 to {size - 1}", found=_shown(*found), span=span,
                 )  # fmt: skip
         return None
+
+    def check_tensor(
+        self, buffer: Buffer, indices: Sequence[Expr], span: SourceSpan
+    ) -> ShapeMismatch | None:
+        """Return the error of an access to a tensor of which no iteration is inside."""
+        for axis, (index, extent) in enumerate(zip(indices, buffer.shape, strict=True)):
+            size, found = int_value(extent), self.bounds(index)
+            if not size or found is None or (found[0] < size and found[1] >= 0):
+                continue
+            # What is negative in all iterations counts from the end: so much has been added to it.
+            low, high = found if found[0] >= size else (found[0] - size, found[1] - size)
+            return ShapeMismatch(
+                what=f"index of `{buffer.name}`, axis {axis}", expected=f"{-size} to {size - 1}",
+                found=_shown(low, high), span=span, hint=OUTSIDE,
+            )  # fmt: skip
+        return None
+
+    def bounds(self, index: Expr) -> Interval | None:
+        """Return both ends of the values of an index; None: they are not known exactly."""
+        form = linear(index, self.lets)
+        return None if form is None else interval(form.to_expr(), self.ranges)
+
+
+def _shown(low: int, high: int) -> str:
+    return str(low) if low == high else f"{low} to {high}"

@@ -60,6 +60,13 @@ class Linear:
         """Return ``factor * self``."""
         return Linear({}, 0).plus(self, factor)
 
+    def quotient(self, divisor: int) -> Linear | None:
+        """Return ``self // divisor``; None: it is not linear."""
+        if divisor < 1 or any(c % divisor for c in self.coefficients.values()):
+            return None
+        whole = {v: c // divisor for v, c in self.coefficients.items()}
+        return Linear(whole, self.constant // divisor)
+
     def to_expr(self) -> Expr:
         """Return the form as an expression."""
         total: Expr = const(0)
@@ -87,17 +94,33 @@ def linear(expr: Expr, bindings: Mapping[Var, Expr] | None = None) -> Linear | N
     if isinstance(expr, Unary) and expr.op == "neg":
         inner = linear(expr.a, bindings)
         return inner.scaled(-1) if inner else None
-    if isinstance(expr, Binary) and expr.op in ("add", "sub", "mul"):
-        a, b = linear(expr.a, bindings), linear(expr.b, bindings)
-        if a is None or b is None:
-            return None
-        if expr.op != "mul":
-            return a.plus(b, 1 if expr.op == "add" else -1)
-        if not a.coefficients:
-            return b.scaled(a.constant)
-        if not b.coefficients:
-            return a.scaled(b.constant)
-    return None
+    return _linear_binary(expr, bindings) if isinstance(expr, Binary) else None
+
+
+def _linear_binary(expr: Binary, bindings: Mapping[Var, Expr] | None) -> Linear | None:
+    if expr.op in ("floordiv", "shr", "shl"):
+        return _linear_quotient(expr, bindings)
+    if expr.op not in ("add", "sub", "mul"):
+        return None
+    a, b = linear(expr.a, bindings), linear(expr.b, bindings)
+    if a is None or b is None:
+        return None
+    if expr.op != "mul":
+        return a.plus(b, 1 if expr.op == "add" else -1)
+    if not a.coefficients:
+        return b.scaled(a.constant)
+    return a.scaled(b.constant) if not b.coefficients else None
+
+
+def _linear_quotient(expr: Binary, bindings: Mapping[Var, Expr] | None) -> Linear | None:
+    """Return a quotient, or a shift by a known number, as a linear form, or None."""
+    number = int_value(expr.b)
+    if number is None or (expr.op != "floordiv" and not 0 <= number < expr.dtype.bits):
+        return None
+    form = linear(expr.a, bindings)
+    if form is None or expr.op == "shl":
+        return form and form.scaled(1 << number)
+    return form.quotient(number if expr.op == "floordiv" else 1 << number)
 
 
 def is_narrow(expr: Expr) -> bool:

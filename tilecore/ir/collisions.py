@@ -14,10 +14,11 @@ from tilecore.errors import ScopeError
 from tilecore.ir.bounds import linear
 from tilecore.ir.evaluate import Evaluator
 from tilecore.ir.expr import Binary, Expr, Load, Var, int_value
+from tilecore.ir.length import LONGEST, length
 from tilecore.ir.nodes import Alloc, Buffer, For, If, Let, Parallel, Seq, Stmt, Store
 from tilecore.ir.substitute import substitute_expr
 from tilecore.ir.trips import trip_count
-from tilecore.ir.visitor import children, loads, walk, walk_expr
+from tilecore.ir.visitor import children, distinct, loads, walk
 
 MAX_TABLE = 1 << 20  # iterations whose elements are written down to see whether two are the same
 Table = npt.NDArray[np.int64]
@@ -45,8 +46,10 @@ class Place:
         axis moves with it alone, ``n`` where it does with ``loop // n``.
         """
         found: dict[int, int] = {}
+        if self.is_long:
+            return found
         for index in self.indices:
-            parts = set(walk_expr(index))
+            parts = set(distinct(index))
             used = [p for p, n in enumerate(self.names) if n in parts]
             if len(used) != 1 or parts & self.own:
                 continue
@@ -64,13 +67,18 @@ class Place:
         return found
 
     @cached_property
+    def is_long(self) -> bool:
+        """Whether the element follows from too much to look at, as from the rounds of a hash."""
+        return any(length(index, {}) > LONGEST for index in self.indices)
+
+    @cached_property
     def is_looked_up(self) -> bool:
         """Whether data says which element it is, by a load that is another one per iteration."""
         inner = {*self.names, *self.own}
         return any(
-            isinstance(n, Load) and any(inner & set(walk_expr(i)) for i in n.indices)
+            isinstance(n, Load) and any(inner & set(distinct(i)) for i in n.indices)
             for index in self.indices
-            for n in walk_expr(index)
+            for n in distinct(index)
         )
 
     def may_collide(self, shape: Sequence[int]) -> bool:
@@ -91,11 +99,13 @@ class Place:
 
         What is the same for all iterations is left out. None: they depend on more.
         """
+        if self.is_long:
+            return None
         inner = set(self.names)
         evaluator = Evaluator(dict(zip(self.names, values, strict=True)))
         found = []
         for index in self.indices:
-            parts = set(walk_expr(index))
+            parts = set(distinct(index))
             form = linear(index)
             if not parts & inner:
                 found.append(np.zeros((), np.int64))
@@ -173,9 +183,11 @@ def _find_carried(stmt: Stmt, known: set[Buffer], carried: set[Buffer]) -> set[B
 
 
 def _without_names(indices: tuple[Expr, ...], lets: Mapping[Var, Expr]) -> tuple[Expr, ...]:
-    while any(n in lets for i in indices for n in walk_expr(i) if isinstance(n, Var)):
-        indices = tuple(substitute_expr(i, lets) for i in indices)
-    return indices
+    """Return ``indices`` without names; ``lets`` is in the order of the program."""
+    named: dict[Var, Expr] = {}
+    for var, value in lets.items():
+        named[var] = substitute_expr(value, named)
+    return tuple(substitute_expr(i, named) for i in indices)
 
 
 def updates_in_turn(nest: Parallel, shape: Sequence[int]) -> bool:

@@ -96,7 +96,7 @@ def as_index(buffer: Buffer, axis: int, value: Any) -> Expr:
     number, extent = int_value(index), int_value(buffer.shape[axis])
     if number is None or number >= 0:
         return index
-    if extent is not None and number < -extent and buffer.scope != "global":
+    if extent is not None and number < -extent:
         raise ShapeMismatch(
             what=f"index of `{buffer.name}`, axis {axis}",
             expected=f"{-extent} to {extent - 1}",

@@ -130,12 +130,17 @@ class Substitution(Rebuilder):
     def __init__(self, values: Mapping[Var, ExprLike]) -> None:
         super().__init__()
         self.values = {id(v): as_expr(x, v.dtype) for v, x in values.items()}
+        self._exprs: dict[int, tuple[Expr, Expr]] = {}
 
     def expr(self, expr: Expr) -> Expr:
-        """Return ``expr`` with its Vars replaced."""
+        """Return ``expr`` with its Vars replaced: what stands in several places, once."""
         if isinstance(expr, Var):
             return self.values.get(id(expr), expr)
-        return super().expr(expr)
+        if isinstance(expr, Const):
+            return expr
+        if id(expr) not in self._exprs:
+            self._exprs[id(expr)] = (expr, super().expr(expr))
+        return self._exprs[id(expr)][1]
 
 
 def substitute_expr(expr: Expr, values: Mapping[Var, ExprLike]) -> Expr:

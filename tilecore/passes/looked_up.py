@@ -13,8 +13,8 @@ from tilecore.ir import nodes
 from tilecore.ir.collisions import Place, place_of
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Binary, Cast, Expr, Load, binary, cast, const, int_value
+from tilecore.ir.length import is_same
 from tilecore.ir.nodes import Atomic, Buffer, Parallel, PrimFunc, Stmt, Store
-from tilecore.ir.printer import Namer, format_expr
 from tilecore.ir.visitor import Rewriter, buffers_of, loads, walk, walk_expr
 
 OPS = {"add": "add", "sub": "add", "max": "max", "min": "min", "bitor": "or"}
@@ -112,9 +112,8 @@ def _is_element(nest: Parallel, expr: Expr, store: Store, place: Place) -> bool:
         expr = expr.a
     if not isinstance(expr, Load) or expr.buffer is not store.buffer:
         return False
-    namer = Namer()
-    read = [format_expr(i, namer) for i in place_of(nest, expr.indices).indices]
-    return read == [format_expr(i, namer) for i in place.indices]
+    read = place_of(nest, expr.indices).indices
+    return all(is_same(*pair) for pair in zip(read, place.indices, strict=True))
 
 
 def _buffers(expr: Expr) -> set[Buffer]:

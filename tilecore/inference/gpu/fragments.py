@@ -36,6 +36,7 @@ from tilecore.inference.gpu.widths import (
     width,
 )
 from tilecore.ir.nodes import Buffer, Reduce, Scan, Stmt
+from tilecore.ir.visitor import distinct
 
 
 @dataclass(slots=True)
@@ -259,8 +260,12 @@ def _free(points: Points, fragments: Fragments) -> Distribution:
     threads = fragments.threads
     if not points.shape:
         return Distribution((), (), threads)
-    counts = [
-        sum(lanes_in_memory(access, points, p) > 0 for access in points.accesses)
+    counts = [  # elements that come side by side
+        sum(
+            _elements(access, points)
+            for access in points.accesses
+            if lanes_in_memory(access, points, p) > 0
+        )
         for p in range(len(points.shape))
     ]
     last = len(points.shape) - 1
@@ -276,6 +281,12 @@ def _free(points: Points, fragments: Fragments) -> Distribution:
     found = spread(shape, threads, lanes, limits, [runs[p] for p in order])
     axes = [found.axes[order.index(p)] for p in range(len(order))]
     return Distribution(points.shape, tuple(axes), threads)
+
+
+def _elements(access: Access, points: Points) -> int:
+    """Return how many elements the points access at most: of a row fewer than of a matrix."""
+    parts = {part for index in access.place for part in distinct(index)}
+    return math.prod(n for p, n in enumerate(points.shape) if points.names[p] in parts)
 
 
 def _most_threads(points: Points, fragments: Fragments) -> list[int] | None:

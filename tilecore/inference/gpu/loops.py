@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from tilecore.inference.uses import Context
 from tilecore.ir import nodes
-from tilecore.ir.analysis import kept_axes
+from tilecore.ir.analysis import kept_axes, written_buffers
 from tilecore.ir.bounds import linear, step_of
 from tilecore.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var, int_value
 from tilecore.ir.length import LONGEST, length
@@ -153,7 +153,8 @@ def _nest(stmt: Stmt, nest: Parallel, context: Context) -> Points | None:
     for inner in walk(nest.body):
         if isinstance(inner, nodes.Let):
             names[inner.var] = substitute_expr(inner.value, names)
-    accesses = tuple(_accesses(nest.body, _Where(names)))
+    stored = frozenset(b.root for b in written_buffers(nest.body))
+    accesses = tuple(_accesses(nest.body, _Where(names, stored=stored)))
     return Points(stmt, nest.loop_vars, known[0], accesses, context, (), nest, known[1])
 
 
@@ -204,20 +205,31 @@ class _Where:
     Attributes:
         names: what the nest gives names to.
         always: whether all do for which ``under`` holds (``Access``).
-        under: conditions of indices.
+        under: conditions of indices, and of what tensors hold that the nest does not write.
+        stored: the memory that the nest writes.
     """
 
     names: Mapping[Var, Expr]
     always: bool = True
     under: tuple[Condition, ...] = ()
+    stored: frozenset[Buffer] = frozenset()
 
     def within(self, cond: Expr, *, holds: bool) -> _Where:
         """Return the points for which a condition holds or not, as far as indices say so."""
         meaning = substitute_expr(cond, self.names)
         is_long = length(meaning, {}) > LONGEST  # of a hash, say: nobody reads anything off that
-        if is_long or any(isinstance(part, (Load, Call)) for part in walk_expr(meaning)):
+        if is_long or not all(map(self.is_known, walk_expr(meaning))):
             return replace(self, always=False)
         return replace(self, under=(*self.under, Condition(cond, meaning, holds)))
+
+    def is_known(self, part: Expr) -> bool:
+        """Return whether a part of a condition may be looked at before the points are run.
+
+        Of a tensor that is guarded: other conditions need not hold.
+        """
+        if isinstance(part, Load):
+            return part.buffer.scope == "global" and part.buffer.root not in self.stored
+        return not isinstance(part, Call)
 
     def access(self, buffer: Buffer, indices: tuple[Expr, ...], *, is_store: bool) -> Access:
         """Return an access of these points."""
@@ -293,6 +305,11 @@ def divisor(expr: Expr, lets: Mapping[Var, Expr]) -> int:
             return divisor(a, lets) * divisor(b, lets)
         case Select(a=a, b=b):
             return math.gcd(divisor(a, lets), divisor(b, lets))
+        case Binary(op="floordiv" | "shr" | "shl"):
+            # ``start`` calls 0 what is a multiple of a power of two: no quotient may take it for 0.
+            named = {v: e for v, e in lets.items() if int_value(e) is None}
+            form = linear(expr, named)
+            return 1 if form is None else divisor(form.to_expr(), lets)
         case _:
             return 1
 

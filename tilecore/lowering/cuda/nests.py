@@ -17,6 +17,7 @@ from tilecore.inference.gpu.plan import CHUNK_BYTES, NestPlan
 from tilecore.ir import nodes
 from tilecore.ir.expr import Expr, Var, binary, const, int_value
 from tilecore.ir.nodes import Copy, Stmt
+from tilecore.ir.visitor import has_loads
 from tilecore.lowering.cpu.tir import add, index, mul
 from tilecore.lowering.cuda.access import Accessor
 from tilecore.lowering.cuda.instructions import async_copy
@@ -120,25 +121,30 @@ class PointLoops:
             here[1] = add(here[1], lane)
         before, accessor.turn = accessor.turn, Turn(distribution, here)
         with contextlib.ExitStack() as stack:
-            cond = None
             for axis, name in enumerate(self.names):
                 value = add(self.starts[axis], slot_index(distribution, axis, here))
                 extent = distribution.shape[axis]
                 stack.enter_context(accessor.bound(name, value, (0, extent - 1), const(extent)))
-                limit = self.limits.get(axis)
-                if not is_checked:
-                    continue
-                if limit is not None:
-                    one = tir.LT(index(value), index(accessor.integer(limit)))
-                elif distribution.is_padded(axis):
-                    one = tir.LT(index(value), index(extent))
-                else:
-                    continue
-                cond = one if cond is None else tir.And(cond, one)
+            cond = self.exists(here) if is_checked else None
             if cond is not None:
                 stack.enter_context(self.builder.when(cond))
             yield
         accessor.turn = before
+
+    def exists(self, digits: dict[int, Any]) -> Any | None:
+        """Return the condition under which there is a point of these digits; None: there is."""
+        cond = None
+        for axis in range(len(self.names)):
+            value = add(self.starts[axis], slot_index(self.distribution, axis, digits))
+            limit = self.limits.get(axis)
+            if limit is not None:
+                one = tir.LT(index(value), index(self.accessor.integer(limit)))
+            elif self.distribution.is_padded(axis):
+                one = tir.LT(index(value), index(self.distribution.shape[axis]))
+            else:
+                continue
+            cond = one if cond is None else tir.And(cond, one)
+        return cond
 
 
 class NestLowering:
@@ -219,7 +225,7 @@ class NestLowering:
         with self.loops.at(digits, is_checked=False):
             conditions = (c for places in self.under.values() for under in places for c in under)
             accessor.decided = before | {
-                key: builder.bind(accessor.scalar(meaning))
+                key: builder.bind(self._decided(meaning, digits))
                 for key, meaning in {id(c.written): c.meaning for c in conditions}.items()
             }
         with self.loops.at(digits):
@@ -238,6 +244,14 @@ class NestLowering:
                 if access.is_store:
                     self._move(access, array)
         accessor.decided = before
+
+    def _decided(self, meaning: Expr, digits: dict[int, Any]) -> Any:
+        """Return the value of a condition; of one that loads, false where there is no point."""
+        exists = self.loops.exists(digits) if has_loads(meaning) else None
+        value = self.accessor.scalar(meaning)
+        return (
+            value if exists is None else tir.if_then_else(exists, value, tir.const(False, "bool"))
+        )
 
     def _where(self, access: Access) -> Any | None:
         """Return the condition under which an access is asked for, None: it always is."""
