@@ -126,7 +126,7 @@ def cases() -> dict[str, tuple[Function, tuple[Any, ...]]]:
         "sum of rows of a product of elements 4096x1024": (
             lambda x, y: (x * y).sum(0), (rows, r(4096, 1024))
         ),
-        **channels(), **vectors(), **losses(), **quantized(), **steps(),
+        **channels(), **vectors(), **losses(), **quantized(), **steps(), **of_weights(),
         "linear + gelu 512x1024x1024": (
             lambda x, w, b: F.gelu(F.linear(x, w, b)), (r(512, 1024), w, r(1024))
         ),
@@ -291,6 +291,17 @@ def steps() -> dict[str, tuple[Function, tuple[Any, ...]]]:
             lambda x: (x.softmax(-1), x.logsumexp(-1)), (r(4096, 1024),)
         ),
     }  # fmt: skip
+
+
+def of_weights() -> dict[str, tuple[Function, tuple[Any, ...]]]:
+    """Return products whose left operand lies transposed: gradients of weights."""
+    found: dict[str, tuple[Function, tuple[Any, ...]]] = {}
+    for dtype in torch.float32, torch.bfloat16:
+        for rows, width, others in ((512, 2048, 512), (1024, 1024, 1024), (4096, 1024, 1024)):
+            given = tuple(torch.randn(rows, n).to(dtype) for n in (width, others))
+            name = f"transposed product {width}x{others}x{rows} {str(dtype).removeprefix('torch.')}"
+            found[name] = (lambda x, y: x.T @ y, given)
+    return found
 
 
 def experts(kind: str, dtype: torch.dtype) -> dict[str, tuple[Function, tuple[Any, ...]]]:
