@@ -69,3 +69,21 @@ def test_rows_of_a_vocabulary_stay_out_of_local_memory():
 def test_rows_that_registers_hold_are_read_once(columns):
     found = tilecore.compute(lambda x: x.softmax(-1), target="h200")
     assert "T.serial" not in found.programs(R(64, columns))[0]
+
+
+def test_what_becomes_of_an_argument_per_row_is_written_when_nothing_reads_it_any_more():
+    def function(top, *given):
+        x = sum(given)
+        found = torch.maximum(top, x.amax(-1, keepdim=True))
+        y = (x - top).exp()
+        top.copy_(found)
+        return y
+
+    given, top = [torch.randn(2, 8000) / 3 for _ in range(5)], torch.full((2, 1), 0.5)
+    mine, wanted = top.clone(), top.clone()
+    computation = tilecore.compute(function, target="emulated h200")
+    torch.testing.assert_close(computation(mine, *given), function(wanted, *given))
+    torch.testing.assert_close(mine, wanted)
+    (stage,) = computation.plan(mine, *given).stages
+    assert "for c in T.serial" in stage.program.text  # too many numbers for registers
+    assert stage.program.overwritten

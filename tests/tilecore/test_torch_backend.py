@@ -160,6 +160,25 @@ def test_kernels_of_gpus_train(target):
     check(model, x, tolerance=2e-2, options={"target": target})
 
 
+def test_what_autocast_converts_is_computed_by_kernels(computations):
+    model, x = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 8)), torch.randn(16, 32)
+
+    def cast(call):
+        def function(x):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return call(x)
+
+        return function
+
+    wanted = trained(cast(model), [x], list(model.parameters()))
+    found = trained(cast(torch.compile(model, backend="tilecore")), [x], list(model.parameters()))
+    for ours, exact in zip(found, wanted, strict=True):
+        assert ours.dtype == exact.dtype
+        torch.testing.assert_close(ours, exact, rtol=3e-2, atol=3e-2)
+    assert all(steps(computation, Launch) for computation in computations)
+
+
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_a_model_of_language_is_trained(dynamic):
     ids = torch.randint(0, 53, (2, 7))

@@ -59,8 +59,9 @@ def gradients(
 def _fits(q: Any, k: Any, v: Any, is_causal: bool) -> bool:
     """Return whether the kernel's steps are filled, and it hides the keys that torch does."""
     rows, keys, dim = q.shape[2], k.shape[2], q.shape[3]
+    has_heads = q.shape[:2] == k.shape[:2] and v.shape == k.shape
     is_square = rows == keys or not is_causal
-    return is_square and v.shape == k.shape and min(rows, keys, dim) >= LEAST and dim <= 256
+    return has_heads and is_square and min(rows, keys, dim) >= LEAST and dim <= 256
 
 
 def _kernel(q: Any, k: Any, is_causal: bool) -> JITKernel:

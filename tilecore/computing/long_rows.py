@@ -57,7 +57,7 @@ class _Walks:
             found = [node for node in reductions if self._depth[node] == depth]
             if found:
                 self._walk(found)
-        loop, stores = self._loop(), []
+        loop, stores, copies = self._loop(), [], []
         for root in group.roots:
             if wide(group, root):
                 target = self._names.written(root, (count, self._columns))
@@ -65,9 +65,10 @@ class _Walks:
                 stores.append(f"{target}[b * block_M + i, c * block_N + j] = {value}")
             else:
                 made, target = self._known[root], self._names.written(root, (count,))
-                self._lines.append(f"T.copy({made.removesuffix('[i]')}, {target}[b * block_M])")
+                copies.append(f"T.copy({made.removesuffix('[i]')}, {target}[b * block_M])")
         if stores:
             self._lines += _over_columns(self._columns, [*loop.lines, *stores])
+        self._lines += copies  # last: a target may be what elements were computed of
         lines = [
             f"with T.Kernel(T.ceildiv({count}, block_M), threads=threads) as b:",
             *(f"    {line}" for line in (*self._made, *self._lines)),
