@@ -297,7 +297,9 @@ def of_weights() -> dict[str, tuple[Function, tuple[Any, ...]]]:
     """Return products whose left operand lies transposed: gradients of weights."""
     found: dict[str, tuple[Function, tuple[Any, ...]]] = {}
     for dtype in torch.float32, torch.bfloat16:
-        for rows, width, others in ((512, 2048, 512), (1024, 1024, 1024), (4096, 1024, 1024)):
+        for rows, width, others in (
+            (512, 2048, 512), (1024, 1024, 1024), (4096, 1024, 1024), (4096, 1024, 16),
+        ):  # fmt: skip
             given = tuple(torch.randn(rows, n).to(dtype) for n in (width, others))
             name = f"transposed product {width}x{others}x{rows} {str(dtype).removeprefix('torch.')}"
             found[name] = (lambda x, y: x.T @ y, given)

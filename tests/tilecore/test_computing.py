@@ -73,6 +73,18 @@ def test_products_take_what_follows_into_their_kernel():
     check(block, torch.randn(2, 37, 64), scaled(64, 192), torch.randn(64), 4, kernels=4)
 
 
+def test_products_of_a_transposed_tensor_with_few_columns_read_it_where_it_lies():
+    """As the transposes of products of few rows: gradients of the factors of a LoRA."""
+    x, y = torch.randn(90, 130), scaled(90, 8)
+    found = check(lambda x, y: x.T @ y, x, y, kernels=1)
+    assert found.plan(x, y).stages[0].group.root.shape == (8, 130)
+    found = check(lambda x, y: (x.T @ y).T, x, y, kernels=1)
+    assert len(found.plan(x, y).steps) == 1  # no copy
+    found = check(lambda x, y: (x.T @ y).relu(), x, y, kernels=1)  # which its kernel computes
+    assert found.plan(x, y).stages[0].group.root.shape == (130, 8)
+    check(lambda x, y: x.T @ y, x[:, :64].contiguous(), scaled(90, 64), kernels=1)
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     "shapes",

@@ -355,9 +355,9 @@ class Computation:
         owners = [_owner(r) for r in found]
         need_elements(*roots)
         is_on_gpu = self._alignment > 1
-        ways = [_steps(roots, joins_products=False)]
+        ways = [_steps(roots, False, is_on_gpu)]
         if is_on_gpu:  # CPUs are not faster so, and slower where rows are few
-            joined = _steps(roots, joins_products=True)
+            joined = _steps(roots, True, is_on_gpu)
             ways += [joined] if any(isinstance(g, Group) and g.twin for g in joined[0]) else []
         kernels = sum(isinstance(step, Group) for step in ways[0][0])
         ahead = Ahead(len(ways) == 1 and HELPER.pays(kernels))
@@ -477,9 +477,11 @@ def _in_their_places(
     return found
 
 
-def _steps(roots: Sequence[Node], joins_products: bool) -> tuple[list[Group | Node], list[Node]]:
+def _steps(
+    roots: Sequence[Node], joins_products: bool, is_on_gpu: bool
+) -> tuple[list[Group | Node], list[Node]]:
     """Return what ``fusion.steps`` does, of kernels that may have several results."""
-    order, results = steps(roots, joins_products)
+    order, results = steps(roots, joins_products, is_on_gpu)
     return together(order, results), results
 
 

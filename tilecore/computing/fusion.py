@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tilecore.computing.extents import varies
 from tilecore.computing.functions import attention
 from tilecore.computing.graph import (
     Node,
@@ -20,6 +21,7 @@ from tilecore.computing.graph import (
     is_cut,
     merged,
     ordered,
+    permuted,
     pointwise,
     reshaped,
     rewritten,
@@ -35,6 +37,7 @@ CORES = ("product", "grouped", "attention", "fold")
 WITHOUT_KERNEL = ("input", "view", "call")
 PLAIN = ("add", "sub", "mul", "neg", "abs", "cast", "maximum", "minimum")  # as fast as reading
 MOST_REPEATED = 4  # operations, one after the other
+FEW_COLUMNS = 64  # of a product: its transpose has rows so few that CPUs have a form for them
 
 
 @dataclass(eq=False)
@@ -168,7 +171,9 @@ def domain(root: Node) -> Shape:
     return (root.producers[0] if root.kind == "joined" else root).shape or (1,)
 
 
-def steps(roots: Sequence[Node], joins_products: bool) -> tuple[list[Group | Node], list[Node]]:
+def steps(
+    roots: Sequence[Node], joins_products: bool, is_on_gpu: bool
+) -> tuple[list[Group | Node], list[Node]]:
     """Return inputs, kernels, views and calls in an order in which they can run, and the results.
 
     ``joins_products``: two products of one left operand that meet in an expression are one kernel,
@@ -176,6 +181,7 @@ def steps(roots: Sequence[Node], joins_products: bool) -> tuple[list[Group | Nod
     """
     roots = rewritten(rewritten(roots, _with_attention), _without_softmax)
     roots = merged(rewritten(roots, _without_expand))
+    roots = roots if is_on_gpu else _with_few_rows(roots)
     roots = merged(in_parts(roots))
     if joins_products:
         roots = merged(in_halves(roots))
@@ -315,6 +321,30 @@ def _without_expand(node: Node) -> Node:
         return node
     args = (a.producers[0] if isinstance(a, Node) and _is_repeating(a) else a for a in node.args)
     return with_args(node, tuple(args))
+
+
+def _with_few_rows(roots: Sequence[Node]) -> list[Node]:
+    """Return roots where products of a transposed tensor that have few columns are transposes.
+
+    ``x.T @ y`` of many rows reads all of ``x`` to turn it; ``y.T @ x`` reads it where it lies.
+    """
+    users = consumers(ordered(roots))
+
+    def change(node: Node, before: Node) -> Node:
+        if node.kind != "product" or not node.attrs["trans_a"] or node.attrs["trans_b"]:
+            return node
+        is_ended = any(user.kind == "pointwise" for user in users[before])  # by the kernel itself
+        if len(node.shape) != 2 or any(map(varies, node.shape)) or is_ended:
+            return node
+        (x, y), (rows, columns) = node.producers, node.shape
+        if not columns <= FEW_COLUMNS < rows:
+            return node
+        turned = Node(
+            "product", "product", (y, x), (columns, rows), node.dtype, node.attrs, node.span
+        )
+        return permuted(turned, (1, 0), node.span)
+
+    return rewritten_beside(roots, change)
 
 
 def _is_repeating(node: Node) -> bool:
