@@ -27,7 +27,7 @@ def check(drawn: Writing) -> None:
     assert all(map(torch.equal, drawn.inputs, drawn.after))
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(drawn=writings())
 def test_every_name_sees_what_torch_writes(drawn: Writing) -> None:
     check(drawn)
@@ -40,7 +40,7 @@ def test_more_names_see_what_torch_writes(drawn: Writing) -> None:
     check(drawn)
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(drawn=writings(writes_arguments=True))
 def test_arguments_are_what_torch_makes_of_them(drawn: Writing) -> None:
     check(drawn)

@@ -115,7 +115,7 @@ def test_a_layer_is_trained(computations):
     assert len(steps(backward, Launch)) <= 20
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     ("rows", "keys", "dim", "options", "is_ours"),
@@ -196,6 +196,7 @@ def test_sizes_that_vary():
             torch.testing.assert_close(ours, exact)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("trains", [True, False])
 def test_batch_norms(trains):
     model, x = Pictures().train(trains), torch.randn(4, 3, 8, 8)
@@ -219,7 +220,7 @@ def test_running_statistics_are_those_of_torch():
     assert ours.norm.num_batches_tracked == 2
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     "function",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -41,14 +42,24 @@ class Node:
         while not (folder / "daemon").exists():
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        self.all = [psutil.Process(int((folder / "daemon").read_text()))]
-        self.all += psutil.Process(self.process.pid).children(recursive=True)
+        self.all: list[psutil.Process] = []
+        with contextlib.suppress(psutil.NoSuchProcess):  # all may have ended by now
+            self.all.append(psutil.Process(int((folder / "daemon").read_text())))
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self.all += psutil.Process(self.process.pid).children(recursive=True)
 
     def ends(self) -> int:
         """Return the status, once it has ended; nothing may be left."""
         status = self.process.wait(30)
-        assert not [p for p in self.all if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        assert not [p for p in self.all if _runs(p)]
         return status
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
