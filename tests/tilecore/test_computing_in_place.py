@@ -359,6 +359,7 @@ def given_back(x, y):
     return x, x + y
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize(
     ("function", "count"),
     [

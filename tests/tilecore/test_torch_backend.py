@@ -115,7 +115,7 @@ def test_a_layer_is_trained(computations):
     assert len(steps(backward, Launch)) <= 20
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     ("rows", "keys", "dim", "options", "is_ours"),
@@ -178,13 +178,14 @@ def test_what_autocast_converts_is_computed_by_kernels(computations):
     assert all(steps(computation, Launch) for computation in computations)
 
 
-@pytest.mark.few(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_a_model_of_language_is_trained(dynamic):
     ids = torch.randint(0, 53, (2, 7))
     check(Language(), ids, ids.roll(1, 1), dynamic=dynamic)
 
 
+@pytest.mark.exhaustive
 def test_sizes_that_vary():
     model = nn.Sequential(nn.Linear(16, 32), nn.SiLU(), nn.Linear(32, 8))
     compiled = torch.compile(model, backend="tilecore", dynamic=True)

@@ -62,6 +62,7 @@ def test_products_of_many_rows(dtype, sums, shape):
     check(program, *shape, dtype, sums)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("blocks", [(32, 32, 64), (256, 128, 16)])
 def test_tiles_of_any_height(blocks):
     program = turned(200, 100, 90, "bfloat16", blocks=blocks)
