@@ -105,7 +105,8 @@ def test_every_transposition_and_ragged_shapes(store, path, dtype, trans_a, tran
     artifact = compile(func, here(path), knobs, store)
     name = INSTRUCTIONS.get(path, {}).get(dtype)
     is_used = any(note.endswith(f"; {name}") for note in artifact.manifest.notes)
-    assert is_used == (name is not None and not (path == TILES and trans_a))
+    has_columns = trans_a and m < 64  # few, read where they lie: no tile takes columns
+    assert is_used == (name is not None and not (path == TILES and has_columns))
     runtime.load(artifact)(a, b, out)
     expect(a.T if trans_a else a, b.T if trans_b else b, out, k)
 
