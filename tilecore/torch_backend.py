@@ -4,8 +4,7 @@ Torch captures graphs of a function (Dynamo), makes one of what is computed forw
 gradient (AOTAutograd), and hands over both as graphs of its operators on whole tensors. Each is a
 function that ``tilecore.compute`` reads: shapes decide on its kernels, which are compiled when it
 is first called. Between kernels torch computes what they do not. A graph that computations refuse
-(random numbers, results whose shapes follow from elements) torch computes whole, and a warning
-says why.
+(results whose shapes follow from elements, say) torch computes whole, and a warning says why.
 """
 
 from __future__ import annotations
@@ -35,8 +34,6 @@ WHOLE = (
 )  # fmt: skip
 # Of these torch has a function, and ours are fused when they are made of others.
 IN_PARTS = (_ATEN.native_layer_norm, _ATEN.native_group_norm, _ATEN.addcmul, _ATEN.addcdiv)
-
-
 REFUSALS = (UnsupportedSyntax, TypeMismatch, ShapeMismatch)
 
 

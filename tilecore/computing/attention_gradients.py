@@ -43,16 +43,15 @@ def gradients(
         return [torch.empty_like(t) for t in (q, k, v)]
     is_plain = attn_mask is None and not dropout_p and q.dtype in TYPES
     is_plain = is_plain and (scale is None or math.isclose(scale, q.shape[-1] ** -0.5))
-    if not is_plain or not _fits(q, k, v, is_causal):
-        return _by_torch(gradient, q, k, v, out, lse, dropout_p, is_causal, attn_mask, scale)
-    size = (*q.shape, k.shape[2], q.dtype, is_causal)
-    kernel = _kernels.get(size)
-    if kernel is None:
-        if len(_kernels) >= MOST_SIZES:
-            return _by_torch(gradient, q, k, v, out, lse, dropout_p, is_causal, attn_mask, scale)
-        kernel = _kernel(q, k, is_causal)
-        _kernels.keep(size, kernel)
-    found: Sequence[Any] = kernel.run(*(t.contiguous() for t in (q, k, v, out, lse, gradient)))
+    size, found = (*q.shape, k.shape[2], q.dtype, is_causal), list[Any]()
+    has_room = size in _kernels or len(_kernels) < MOST_SIZES
+    if not (is_plain and has_room and _fits(q, k, v, is_causal)):
+        given = (gradient, q, k, v, out, lse, dropout_p, is_causal)
+        found += OF_TORCH(*given, attn_mask=attn_mask, scale=scale)
+        return found
+    if size not in _kernels:
+        _kernels.keep(size, _kernel(q, k, is_causal))
+    found += _kernels[size].run(*(t.contiguous() for t in (q, k, v, out, lse, gradient)))
     return found
 
 
@@ -72,12 +71,3 @@ def _kernel(q: Any, k: Any, is_causal: bool) -> JITKernel:
     })  # fmt: skip
     program = ATTENTION_BACKWARD.program(problem, dict(ATTENTION_BACKWARD.default_config()))
     return compiled(program, out_idx=[-3, -2, -1], target="llvm")
-
-
-def _by_torch(
-    gradient: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dropout_p: float, is_causal: bool,
-    mask: Any, scale: float | None,
-) -> Sequence[Any]:  # fmt: skip
-    given = (gradient, q, k, v, out, lse, dropout_p, is_causal)
-    found: Sequence[Any] = OF_TORCH(*given, attn_mask=mask, scale=scale)
-    return found

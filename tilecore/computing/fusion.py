@@ -148,6 +148,11 @@ class Group:
         return b.shape[:-2] == last.shape[:-2]
 
     @property
+    def is_of_rows(self) -> bool:
+        """Whether it is functions of elements and reductions of rows alone."""
+        return self.core is None and self.root.kind != "joined"
+
+    @property
     def roots(self) -> tuple[Node, ...]:
         """All of its results."""
         return (self.root, *self.others)

@@ -37,7 +37,8 @@ def function_of(node: torch.fx.Node) -> Function:
     if own is not None:
         return own
     if torch.Tag.nondeterministic_seeded in overload.tags and isinstance(known, torch.Tensor):
-        return _drawing(overload, known)
+        is_fixed = all(isinstance(extent, int) for extent in known.shape)  # else it is refused
+        return _drawing(overload, known) if is_fixed else _by_name(overload)
     return _by_name(overload)
 
 
@@ -101,16 +102,6 @@ def _log_softmax(x: Any, dim: int, half_to_float: bool) -> Any:
 def _part(x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
     axis = dim % len(x.shape)
     return x[(*[slice(None)] * axis, slice(start, end, step))]
-
-
-def _selected(x: Any, dim: int, index: Any) -> Any:
-    return x[(*[slice(None)] * (dim % len(x.shape)), index)]
-
-
-def _squeezed(x: Any, dims: Any = None) -> Any:
-    axes = range(len(x.shape)) if dims is None else [dims] if isinstance(dims, int) else dims
-    gone = {axis % len(x.shape) for axis in axes if x.shape[axis] == 1}
-    return x.reshape([n for axis, n in enumerate(x.shape) if axis not in gone])
 
 
 def _reshaped(x: Any, shape: Sequence[Any]) -> Any:
@@ -202,8 +193,8 @@ def _norm(
 
 OWN: Mapping[str, Function] = {
     "_to_copy": _converted, "convert_element_type": lambda x, dtype: _converted(x, dtype=dtype),
-    "_softmax": _softmax, "_log_softmax": _log_softmax, "slice": _part, "select": _selected,
-    "squeeze": _squeezed, "view": _reshaped, "_unsafe_view": _reshaped, "reshape": _reshaped,
+    "_softmax": _softmax, "_log_softmax": _log_softmax, "slice": _part,
+    "view": _reshaped, "_unsafe_view": _reshaped,
     "alias": _as_it_is, "detach": _as_it_is, "native_dropout": _dropout,
     "_native_batch_norm_legit_functional": _trained_norm, NAME: _attention_gradients,
 }  # fmt: skip

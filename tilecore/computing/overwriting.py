@@ -37,7 +37,7 @@ def overwritten(
         if at < 0 or not isinstance(maker, Group) or results.count(root) > 1:
             continue
         is_like = root.shape == argument.shape and root.dtype == argument.dtype
-        if not is_like or "strides" in argument.attrs or not _writes_by_element(maker):
+        if not is_like or "strides" in argument.attrs or not maker.is_of_rows:
             continue
         others = [n for n in maker.operands if n is not argument and memory_of(n) is argument]
         if read_last.get(argument, -1) <= at and not others:
@@ -59,7 +59,3 @@ def memory_of(node: Node) -> Node:
 def _read(step: Node) -> Sequence[Node]:
     """Return what a step reads when it runs: views are read by others."""
     return step.producers if step.kind == "call" else ()
-
-
-def _writes_by_element(group: Group) -> bool:
-    return group.core is None and group.root.kind != "joined"

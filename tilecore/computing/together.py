@@ -45,7 +45,7 @@ class _Graph:
         """Yield the numbers of steps that can be one."""
         readers: dict[Node, list[int]] = {}
         for at, step in enumerate(self._order):
-            if not isinstance(step, Group) or not _may_have_several(step):
+            if not isinstance(step, Group) or not step.is_of_rows:
                 continue
             for operand in step.operands:
                 others = [self._makers[operand], *readers.get(operand, ())]
@@ -58,7 +58,7 @@ class _Graph:
     def _can_join(self, first: int, last: int) -> bool:
         one, other = self._order[first], self._order[last]
         assert isinstance(other, Group)
-        if not isinstance(one, Group) or not _may_have_several(one) or not _fit(one, other):
+        if not isinstance(one, Group) or not one.is_of_rows or not _fit(one, other):
             return False
         between = {self._makers[node] for node in other.operands} - {first}
         return not any(self._needs[at] >> first & 1 for at in between)
@@ -86,10 +86,6 @@ def _made(step: Step) -> tuple[Node, ...]:
 
 def _read(step: Step) -> Sequence[Node]:
     return step.operands if isinstance(step, Group) else step.producers
-
-
-def _may_have_several(group: Group) -> bool:
-    return group.core is None and group.root.kind != "joined"
 
 
 def _is_whole(node: Node, group: Group) -> bool:
