@@ -114,16 +114,15 @@ class _Call:
 
     def boxed(self, given: list[Any]) -> Any:
         """Return the results for a list of tensors and numbers, which is emptied."""
-        args = list(given)
+        if not self._is_refused:
+            try:
+                return self._computation.consume(given)
+            except REFUSALS as error:  # while it is read: nothing was computed, and nothing written
+                self._is_refused = True
+                said = str(error).splitlines()[0]
+                warnings.warn(f"torch computes a graph of torch.compile: {said}", GraphByTorch, 2)
+        args = tuple(given)
         given.clear()
-        if self._is_refused:
-            return self._graph(*args)
-        try:
-            return self._computation(*args)
-        except REFUSALS as error:  # while it is read: nothing was computed, and nothing written
-            self._is_refused = True
-            said = str(error).splitlines()[0]
-            warnings.warn(f"torch computes a graph of torch.compile: {said}", GraphByTorch, 2)
-            return self._graph(*args)
+        return self._graph(*args)
 
     boxed._boxed_call = True  # type: ignore[attr-defined]

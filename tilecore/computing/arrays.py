@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tilecore.computing.calls import Call, results
+from tilecore.computing.given import tensors_of
 from tilecore.computing.graph import Node, Shape
 from tilecore.computing.operands import is_tensor
 from tilecore.computing.places import Place, row_major
@@ -44,7 +45,7 @@ def laid(tensor: Any, node: Node, alignment: int = 1) -> Any:
     return _seen(copied(_seen(found, 0, span, (1,)), span), 0, node.shape, steps)
 
 
-def at(known: Mapping[Node, Any], place: Place) -> Any:
+def at(known: Mapping[Any, Any], place: Place) -> Any:
     """Return what lies at a place."""
     memory = known[place.memory]
     if place.is_whole:
@@ -192,13 +193,19 @@ def mapped(value: Any, place: str, change: Callable[[str, Any], Any]) -> Any:
 
 
 def computed(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return what a function returns for the arguments of a call, computed by torch or NumPy."""
+    """Return what a function returns for the arguments of a call, computed by torch or NumPy.
+
+    Functions of torch may be given arrays of NumPy of which one has no elements.
+    """
     try:
         return function(*args, **kwargs)
-    except (AttributeError, TypeError):  # functions of torch take no arrays of NumPy
+    except (AttributeError, TypeError):
+        given = [args, dict(kwargs)]
+        if not any(isinstance(t, np.ndarray) and 0 in t.shape for t in tensors_of(given)):
+            raise
         import torch
 
-        given, named = mapped([args, dict(kwargs)], "", lambda _, t: torch.as_tensor(t))
+        given, named = mapped(given, "", lambda _, t: torch.as_tensor(t))
         return mapped(function(*given, **named), "", lambda _, t: t.numpy())
 
 

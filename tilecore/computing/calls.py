@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tilecore.computing import extents
-from tilecore.computing.extents import Extent, varies
+from tilecore.computing.extents import Extent, present, varies
 from tilecore.computing.graph import CUT, FLOATS, Node, Shape, broadcast
 from tilecore.errors import ShapeMismatch, SourceSpan, TypeMismatch, UnsupportedSyntax
 
@@ -164,7 +164,7 @@ def called(
     if is_fixed:  # torch tells of sizes that are numbers
         call = call.of({}, operator.index)
     try:
-        given, found = _told(call, nodes, operator.index if is_fixed else _value)
+        given, found = _told(call, nodes, operator.index if is_fixed else present)
     except Impure as error:
         raise UnsupportedSyntax(expected=str(error), found=f"`{name}`", span=span) from None
     except REFUSALS as error:
@@ -364,10 +364,6 @@ REFUSALS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError
 
 class Impure(Exception):
     """What a function would have to do not."""
-
-
-def _value(extent: Any) -> int:
-    return extent.value if varies(extent) else extent
 
 
 def _told(call: Call, nodes: Sequence[Node], number: Callable[[Any], int]) -> tuple[list[Any], Any]:

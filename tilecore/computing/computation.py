@@ -46,6 +46,7 @@ from tilecore.computing.plan import (
     recommended,
     written_in_place,
 )
+from tilecore.computing.schedule import scheduled
 from tilecore.computing.storage import CALLERS
 from tilecore.computing.tensor import Deciding, Traced, argument, need_tensors, reading, real
 from tilecore.computing.text import Program
@@ -119,35 +120,55 @@ class Computation:
             from tilecore.computing import torch_calls
 
             return torch_calls.call(self, args, kwargs)
-        if reading_now() or is_autocast():  # it is part of what is read, or torch converts
-            return self.function(*args, **kwargs)
-        like, variant = likeness(args, kwargs, ()), self._variants.now()
-        known = variant.calls.get(like)
-        if known is not None:
-            plan, at = known
-            tensors = {name: (args if isinstance(p, int) else kwargs)[p] for name, p in at}
-            containers: Mapping[str, Any] = {}
-            if plan.outcome.writes and not are_apart(tensors, plan.outcome.writes, plan.held):
-                return self.function(*args, **kwargs)
-        else:
-            bound = self.bound(args, kwargs)
-            given = Arguments.of(bound.arguments, variant.containers)
-            if any(0 in tensor.shape for tensor in given.tensors.values()):
-                return arrays.computed(self.function, args, kwargs)
-            plan, given, variant = self._planned(variant, bound, given)
-            tensors, containers = given.tensors, given.containers
-            if plan.outcome.writes and not are_apart(tensors, plan.outcome.writes, plan.held):
-                return self.function(*args, **kwargs)
-            if like is not None and not containers:
-                places = self._places(plan, args, kwargs)
-                if places is not None:
-                    variant.calls.keep(like, (plan, places))
+        found = self._found(args, kwargs)
+        if found is None:
+            return arrays.computed(self.function, args, kwargs)
+        plan, tensors, containers = found
         if _wants_gradient((*tensors.values(), *plan.held)):
             from tilecore.computing import torch_calls
 
             bound = self.bound(args, kwargs)
             return torch_calls.differentiable(self, bound, plan, containers)
         return plan.run(tensors, containers)
+
+    def consume(self, given: list[Any]) -> Any:
+        """Return what a call returns, without a gradient; the list of its arguments is emptied.
+
+        Tensors that nobody else holds are let go of once they were read.
+        """
+        found = self._found(given, {})
+        args = () if found else tuple(given)
+        given.clear()
+        if found is None:
+            return arrays.computed(self.function, args, {})
+        plan, tensors, containers = found
+        return plan.run(tensors, containers)
+
+    def _found(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Plan, dict[str, Any], Mapping[str, Any]] | None:
+        """Return the plan of a call, its tensors and containers; None: the function computes."""
+        if reading_now() or is_autocast():  # it is part of what is read, or torch converts
+            return None
+        like, variant = likeness(args, kwargs, ()), self._variants.now()
+        known = variant.calls.get(like)
+        containers: Mapping[str, Any] = {}
+        if known is not None:
+            plan, at = known
+            tensors = {name: (args if isinstance(p, int) else kwargs)[p] for name, p in at}
+        else:
+            bound = self.bound(args, kwargs)
+            given = Arguments.of(bound.arguments, variant.containers)
+            if any(0 in tensor.shape for tensor in given.tensors.values()):
+                return None
+            plan, given, variant = self._planned(variant, bound, given)
+            tensors, containers = given.tensors, given.containers
+            places = None if like is None or containers else self._places(plan, args, kwargs)
+            if places is not None:
+                variant.calls.keep(like, (plan, places))
+        if plan.outcome.writes and not are_apart(tensors, plan.outcome.writes, plan.held):
+            return None
+        return plan, tensors, containers
 
     def bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Passed:
         """Return the arguments of a call by the function's parameters."""
@@ -480,9 +501,9 @@ def _in_their_places(
 def _steps(
     roots: Sequence[Node], joins_products: bool, is_on_gpu: bool
 ) -> tuple[list[Group | Node], list[Node]]:
-    """Return what ``fusion.steps`` does, of kernels that may have several results."""
+    """Return what ``fusion.steps`` does, of kernels that may have several results, scheduled."""
     order, results = steps(roots, joins_products, is_on_gpu)
-    return together(order, results), results
+    return scheduled(together(order, results), results), results
 
 
 def _of_others(others: Mapping[Node, Node], node: Node) -> Node:

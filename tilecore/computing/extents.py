@@ -331,6 +331,11 @@ def varies(value: Any) -> TypeGuard[Extent]:
     return isinstance(value, Extent)
 
 
+def present(extent: Any) -> int:
+    """Return an extent at the call that it was read for, which is not assumed of others."""
+    return extent.value if varies(extent) else extent  # type: ignore[no-any-return]
+
+
 def terms_of(value: Any) -> Terms:
     """Return an extent or a number as a polynomial."""
     return value.terms if isinstance(value, Extent) else {(): value}

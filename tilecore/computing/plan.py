@@ -215,28 +215,29 @@ class Plan:
         """What its kernels are expected to take together."""
         return sum(s.stage.chosen.time_s for s in self.steps if isinstance(s, Launch))
 
-    def run(self, tensors: Mapping[str, Any], containers: Mapping[str, Any] = _NONE) -> Any:
-        """Return what the function returns for tensors of these sizes.
+    def run(self, tensors: dict[str, Any], containers: Mapping[str, Any] = _NONE) -> Any:
+        """Return what the function returns for tensors of these sizes, a dict that is emptied.
 
         ``containers``: lists, dicts and objects of the call, by their place.
         """
+        written = {name: tensors[name] for name in self.outcome.writes}
         results = self.computed(tensors)
-        passed = {**containers, **tensors} if self.outcome.writes else containers
-        return self.outcome.build(results, passed)
+        return self.outcome.build(results, {**containers, **written} if written else containers)
 
     def computed(
-        self, tensors: Mapping[str, Any], before: Before = lambda stage, given: None
+        self, tensors: dict[str, Any], before: Before = lambda stage, given: None
     ) -> list[Any]:
-        """Return the results for tensors of these sizes.
+        """Return the results for tensors of these sizes, a dict that is emptied.
 
-        ``before`` gets each kernel and its tensors before it runs.
+        What no later step reads is let go of at once. ``before`` gets each kernel and its tensors
+        before it runs.
         """
-        known = {
+        known: dict[Node | Call, Any] = {
             node: arrays.laid(tensors[name], node, self.alignment)
             for name, node in self.inputs.items()
         }
-        returned: dict[Call, Sequence[Any]] = {}
-        for step in self.steps:
+        tensors.clear()
+        for step, unread in zip(self.steps, self._unread, strict=True):
             if isinstance(step, Launch):
                 given = [arrays.at(known, place) for place in step.reads]
                 before(step.stage, given)
@@ -248,18 +249,31 @@ class Plan:
                 known[step.node] = arrays.copied(arrays.at(known, step.source), step.node.shape)
             elif isinstance(step, Called):
                 call, place = step.node.attrs["call"], step.node.attrs["place"]
-                if call not in returned:
+                if call not in known:
                     given = [arrays.at(known, p) for p in step.reads]
                     way = arrays.called_in_place if step.is_in_place else arrays.called
-                    returned[call] = way(call, given, step.node)
-                found = returned[call][place]
+                    known[call] = way(call, given, step.node)
+                found = known[call][place]
                 is_as_it_is = step.node.attrs.get("is_for_calls")
                 if not is_as_it_is:
                     found = arrays.laid(found, step.node, self.alignment)
                 known[step.node] = found
             else:
                 known[step] = arrays.laid(step.attrs["held"], step, self.alignment)
+            for made in unread:
+                del known[made]
         return [arrays.whole(arrays.at(known, place)) for place in self.results]
+
+    @functools.cached_property
+    def _unread(self) -> Sequence[Sequence[Node | Call]]:
+        """Of each step what no later one reads, and that is no result."""
+        last: dict[Node | Call, int] = {}
+        for number, step in enumerate(self.steps):
+            last |= dict.fromkeys((*_made(step), *(place.memory for place in _reads(step))), number)
+        found: list[list[Node | Call]] = [[] for _ in self.steps]
+        for made in last.keys() - {place.memory for place in self.results}:
+            found[last[made]].append(made)
+        return found
 
     @functools.cached_property
     def _fixed(self) -> frozenset[int]:
@@ -381,6 +395,14 @@ def written_in_place(steps: Sequence[Step], root: Node, memory: Node) -> list[St
     if not is_it or any(r.memory is memory for r in (*reads, *step.reads[1:])):
         return list(steps)
     return [*steps[:at], replace(step, is_in_place=True), *steps[at + 1 :]]
+
+
+def _made(step: Step) -> Sequence[Node | Call]:
+    if isinstance(step, Launch):
+        return step.roots
+    if isinstance(step, Called):
+        return step.node, step.node.attrs["call"]
+    return (step if isinstance(step, Node) else step.node,)
 
 
 def _reads(step: Step) -> Sequence[Place]:

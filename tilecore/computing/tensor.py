@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tilecore.computing import calls, each, operands, views
-from tilecore.computing.extents import Extent, varies
+from tilecore.computing.extents import Extent, present
 from tilecore.computing.functions import ALIASES, FUNCTIONS
 from tilecore.computing.given import (
     by_place,
@@ -114,7 +114,7 @@ class Traced(View):
         return found
 
     def __repr__(self) -> str:
-        shape = ", ".join(str(n.value if varies(n) else n) for n in self.shape)
+        shape = ", ".join(str(present(n)) for n in self.shape)
         return f"<a tensor of a computation that is read: ({shape}) {self.seen.dtype}>"
 
     __str__ = __repr__

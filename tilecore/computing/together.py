@@ -32,10 +32,10 @@ class _Graph:
 
     def __init__(self, order: Sequence[Step]) -> None:
         self._order = order
-        self._makers = {node: at for at, step in enumerate(order) for node in _made(step)}
+        self._makers = {node: at for at, step in enumerate(order) for node in made_by(step)}
         self._needs: list[int] = []  # a bit for each step that one needs, of whatever distance
         for step in order:
-            makers = {self._makers[node] for node in _read(step)}
+            makers = {self._makers[node] for node in read_by(step)}
             needs = 0
             for maker in makers:
                 needs |= self._needs[maker] | 1 << maker
@@ -69,7 +69,7 @@ class _Graph:
         assert isinstance(one, Group)
         assert isinstance(other, Group)
         rest = [s for at, s in enumerate(self._order) if at not in (first, last)]
-        read = {node for step in rest for node in _read(step)} | results
+        read = {node for step in rest for node in read_by(step)} | results
         roots = [node for node in (*one.roots, *other.roots) if node in read]
         whole = Group(
             roots[-1], roots[:-1], list(dict.fromkeys([*one.members, *other.members])), one.rows,
@@ -80,11 +80,13 @@ class _Graph:
         return [*early, whole, *(s for s in rest if s not in early)]
 
 
-def _made(step: Step) -> tuple[Node, ...]:
+def made_by(step: Step) -> tuple[Node, ...]:
+    """Return the tensors that a step computes."""
     return step.roots if isinstance(step, Group) else (step,)
 
 
-def _read(step: Step) -> Sequence[Node]:
+def read_by(step: Step) -> Sequence[Node]:
+    """Return the tensors that a step reads, views as they are."""
     return step.operands if isinstance(step, Group) else step.producers
 
 
