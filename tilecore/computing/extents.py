@@ -333,7 +333,8 @@ def varies(value: Any) -> TypeGuard[Extent]:
 
 def present(extent: Any) -> int:
     """Return an extent at the call that it was read for, which is not assumed of others."""
-    return extent.value if varies(extent) else extent  # type: ignore[no-any-return]
+    found: int = extent.value if varies(extent) else extent
+    return found
 
 
 def terms_of(value: Any) -> Terms:

@@ -30,6 +30,7 @@ from tilecore.computing.graph import (
 )
 from tilecore.computing.halves import in_halves
 from tilecore.computing.parts import in_parts
+from tilecore.computing.prologue import prologue_of, with_prologues
 from tilecore.computing.reductions import reduced
 from tilecore.ir.dtype import DType
 
@@ -113,6 +114,7 @@ class Group:
     def _add(self, node: Node) -> None:
         self.members.append(node)
         if node.kind in CORES:
+            self.members += reversed(prologue_of(node))
             if self.core is None:
                 self.core = node
             else:
@@ -138,6 +140,8 @@ class Group:
     def _is_twin(self, node: Node) -> bool:
         """Return whether a product reads the same rows as the one that is there."""
         if not self.takes_twin or self.core is None or self.twin is not None:
+            return False
+        if prologue_of(node) or prologue_of(self.core):
             return False
         if node.kind != self.core.kind or node.kind not in ("product", "grouped"):
             return False
@@ -190,7 +194,7 @@ def steps(
     roots = merged(in_parts(roots))
     if joins_products:
         roots = merged(in_halves(roots))
-    roots = merged(_in_front_of_views(roots))
+    roots = with_prologues(merged(_in_front_of_views(roots)), is_on_gpu)
     nodes = ordered(roots)
     users, results = consumers(nodes), set(roots)
     owners: dict[Node, list[Group]] = {}

@@ -61,6 +61,15 @@ class Place:
             found *= extent
         return found
 
+    def padded(self, rank: int) -> Place:
+        """Return it with axes of one element in front, if it has fewer axes than ``rank``."""
+        lead = rank - len(self.shape)
+        if lead <= 0:
+            return self
+        return Place(
+            self.memory, self.offset, (*(1,) * lead, *self.shape), (*(0,) * lead, *self.strides)
+        )
+
     def permuted(self, axes: Sequence[int]) -> Place:
         """Return it with its axes in another order."""
         shape, strides = (tuple(of[a] for a in axes) for of in (self.shape, self.strides))

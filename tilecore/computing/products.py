@@ -9,11 +9,22 @@ from collections.abc import Mapping, Sequence
 from tilecore.computing.fusion import Group
 from tilecore.computing.graph import Node, Shape
 from tilecore.computing.places import Place, Places
-from tilecore.computing.rows import Loop
-from tilecore.computing.text import Names, Program, indented, number, part_of, program, view_of
+from tilecore.computing.prologue import Prologue, prologue_of
+from tilecore.computing.rows import Loop, stored_as
+from tilecore.computing.text import (
+    Names,
+    Program,
+    as_number,
+    indented,
+    number,
+    part_of,
+    program,
+    view_of,
+)
 
 LOG2_E = 1.44269504088896341
 ROWS_OF_BLOCK = 64  # of matrices that lie apart: with fewer they are copied into one
+TILES_OF_RIGHT = {False: ("block_K", "block_N"), True: ("block_N", "block_K")}  # if it is turned
 TILES = {"block_M": "by * block_M", "block_N": "bx * block_N", "block_K": "ko * block_K"}
 LOWEST = -1e30  # finite: a row may see nothing yet
 KNOBS = "block_M=64, block_N=64, block_K=64, num_stages=2, threads=128"
@@ -48,7 +59,7 @@ def product(group: Group, name: str, places: Places, order: Sequence[int] | None
     grid += f", {math.prod(batch)}" if batch else ""
     places_of_results = {core: "c"} if group.twin is None else {core: "c", group.twin: "c2"}
     steps = [
-        _Step(one, names, batch, f"b{c[1:]}", c, ", transpose_A=True" * trans_a)
+        _Step(group, one, names, batch, f"b{c[1:]}", c, ", transpose_A=True" * trans_a)
         for one, c in places_of_results.items()
     ]
     lines = [
@@ -57,7 +68,7 @@ def product(group: Group, name: str, places: Places, order: Sequence[int] | None
         *(f"    {line}" for step in steps for line in step.made),
         f"    for ko in T.Pipelined(T.ceildiv({k}, block_K), num_stages=num_stages):",
         f"        T.copy({name_a}[{from_a}], a)",
-        *(f"        {step.copy}" for step in steps),
+        *(f"        {line}" for step in steps for line in step.loads),
         *(f"        {step.gemm}" for step in steps),
     ]
     row, column = "by * block_M + i", "bx * block_N + j"
@@ -74,31 +85,120 @@ class _Step:
 
     Attributes:
         made: lines that allocate.
-        copy, gemm: lines of a step along K.
+        loads, gemm: lines of a step along K.
     """
 
-    def __init__(self, core: Node, names: Names, batch: Shape, b: str, c: str, flags: str) -> None:
-        right = core.producers[1]
-        place, is_turned = names.places.operand(right)
-        is_turned ^= core.attrs["trans_b"]
-        tile = ("block_N", "block_K") if is_turned else ("block_K", "block_N")
-        place, lead = tile_of(place, batch)
-        source = ", ".join([*lead, *(TILES[t] for t in tile)])
+    def __init__(
+        self, group: Group, core: Node, names: Names, batch: Shape, b: str, c: str, flags: str
+    ) -> None:
+        found: _Read | _Computed = (
+            _Computed(group, core, names, b)
+            if "prologue" in core.attrs
+            else _Read(core, names, batch, b)
+        )
         self.made = [
-            f"{b} = T.alloc_shared(({', '.join(tile)}), {right.dtype!r})",
+            *found.made,
             f"{c} = T.alloc_fragment((block_M, block_N), 'float32')",
             f"T.clear({c})",
         ]
-        self.copy = f"T.copy({names.read(right, place)}[{source}], {b})"
-        self.gemm = f"T.gemm(a, {b}, {c}{flags}{', transpose_B=True' * is_turned})"
+        self.loads = found.loads
+        self.gemm = f"T.gemm(a, {b}, {c}{flags}{', transpose_B=True' * found.is_turned})"
+
+
+class _Read:
+    """The lines that read a right operand.
+
+    Attributes:
+        made: lines that allocate.
+        loads: lines of a step along K.
+        is_turned: whether a tile of it is one of (N, K).
+    """
+
+    def __init__(self, core: Node, names: Names, batch: Shape, b: str) -> None:
+        right = core.producers[1]
+        place, is_turned = names.places.operand(right)
+        self.is_turned = is_turned ^ core.attrs["trans_b"]
+        place, lead = tile_of(place, batch)
+        tile = TILES_OF_RIGHT[self.is_turned]
+        source = ", ".join([*lead, *(TILES[t] for t in tile)])
+        self.made = [f"{b} = T.alloc_shared(({', '.join(tile)}), {right.dtype!r})"]
+        self.loads = [f"T.copy({names.read(right, place)}[{source}], {b})"]
+
+
+class _Computed:
+    """The lines that compute a right operand; the attributes are those of ``_Read``.
+
+    On GPUs, what has an element for each of its own comes by copies, which run ahead.
+    """
+
+    def __init__(self, group: Group, core: Node, names: Names, b: str) -> None:
+        self._core, self._names = core, names
+        self._prologue: Prologue = core.attrs["prologue"]
+        root, self._matrix = self._prologue.root, self._prologue.shape
+        places = {leaf: self._place(leaf) for leaf in self._prologue.leaves}
+        lying = [turned for _, turned in places.values() if turned is not None]
+        is_turned = all(lying)
+        self.is_turned = is_turned ^ core.attrs["trans_b"]
+        tile = TILES_OF_RIGHT[self.is_turned]
+        shape, first = ", ".join(tile), ", ".join(TILES[t] for t in tile)
+        self.made = [f"{b} = T.alloc_shared(({shape}), {root.dtype!r})"]
+        self.loads = list[str]()
+        loop = Loop(group, names)
+        at = [f"{TILES[t]} + {i}" for t, i in zip(tile, "ij", strict=True)]
+        for leaf, (place, turned) in places.items():
+            seen, rows, columns, index = place, self._matrix[:1], self._matrix[1], at
+            if turned is None and root.shape != self._matrix:
+                rows, columns = root.shape[:-1], root.shape[-1]
+                index = self._within_rows(at)
+            elif is_turned:
+                seen, rows, columns = place.permuted((1, 0)), self._matrix[1:], self._matrix[0]
+            if turned is not None and names.places.is_on_gpu:
+                own = f"{b}{len(self.made)}"
+                self.made.append(f"{own} = T.alloc_shared(({shape}), {leaf.dtype!r})")
+                self.loads.append(f"T.copy({names.read(leaf, seen)}[{first}], {own})")
+                loop.known[leaf] = as_number(leaf.dtype, f"{own}[i, j]")
+            else:
+                loop.known[leaf] = names.element(leaf, seen, rows, columns, *index)
+        value = stored_as(root.dtype, loop.compute(root))
+        self.loads += [
+            f"for i, j in T.Parallel({shape}):",
+            *(f"    {line}" for line in loop.lines),
+            f"    {b}[i, j] = {value}",
+        ]
+
+    def _place(self, leaf: Node) -> tuple[Place, bool | None]:
+        """Return where a tensor is read, and whether the transpose of the matrix lies there.
+
+        None: it has no element for each of the matrix, or its rows are no whole ones.
+        """
+        root, matrix, places = self._prologue.root, self._matrix, self._names.places
+        if leaf.shape != root.shape:
+            place = places.read(leaf)
+            return place.padded(2) if root.shape == matrix else place, None
+        if root.shape == matrix:
+            place, is_turned = places.operand(leaf)
+            return place.permuted((1, 0)) if is_turned else place, is_turned
+        place = places.read(leaf)
+        flat = place.reshaped(matrix)
+        return (place, None) if flat is None else (flat, False)
+
+    def _within_rows(self, at: Sequence[str]) -> list[str]:
+        """Return the indices of an element of the matrix in rows of which some make one of it."""
+        row, column = at
+        width = self._prologue.root.shape[-1]
+        count = self._matrix[1] // width
+        if count == 1:
+            return [row, column]
+        return [f"({row}) * {count} + ({column}) // {width}", f"({column}) % {width}"]
 
 
 def is_batched(group: Group, places: Places) -> bool:
     """Return whether a product has matrices of its own per block, rather than all rows as one."""
     core = group.core
     assert core is not None
-    (a, b), (*lead, m, _) = core.producers, core.shape
-    if core.attrs["trans_a"] or math.prod(b.shape[:-2]) != 1 or a.shape[:-2] != tuple(lead):
+    a, (*lead, m, _) = core.producers[0], core.shape
+    of_right = () if "prologue" in core.attrs else core.producers[1].shape[:-2]
+    if core.attrs["trans_a"] or math.prod(of_right) != 1 or a.shape[:-2] != tuple(lead):
         return True
     is_apart = places.of(a).reshaped((math.prod(lead) * m, a.shape[-1])) is None
     return is_apart and m >= ROWS_OF_BLOCK
@@ -277,7 +377,8 @@ def elements_of(
     root = group.root
     rows, columns = root.shape[:-1], root.shape[-1]
     loop = Loop(group, names, dict(cores))
-    read = {p for member in group.members if member not in cores for p in member.producers}
+    apart = {*cores, *(member for core in cores for member in prologue_of(core))}
+    read = {p for member in group.members if member not in apart for p in member.producers}
     for node in group.operands:
         if node in read:
             at = names.places.read(node)

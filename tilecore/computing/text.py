@@ -37,7 +37,7 @@ RESERVED = (
     "shares", "shrink", "splits", "step", "steps", "streams", "sums", "threads", "tilelang", "top",
     "tops", "total", "totals", "v", "value", "weights", "whole", "x", "T", "block_M", "block_N",
     "block_K", "num_stages",
-    *(f"{x}{n}" for x in "fnrv" for n in range(100)),
+    *(f"{x}{n}" for x in ("f", "n", "r", "v", "b", "b2") for n in range(100)),
 )  # fmt: skip
 
 
@@ -158,8 +158,7 @@ class Names:
     ) -> str:
         """Return the text of an element as a float32, or truth; arguments are of ``view_of``."""
         view, index = view_of(place, rows, columns, row, column)
-        text = f"{self.read(node, view)}[{', '.join(index)}]"
-        return text if node.dtype in (WIDE, "bool") else f"T.cast({text}, {WIDE!r})"
+        return as_number(node.dtype, f"{self.read(node, view)}[{', '.join(index)}]")
 
 
 def view_of(
@@ -205,6 +204,11 @@ def part_of(rows: Shape, first: int, last: int, row: str) -> str:
     text = row if below == 1 else f"({row}) // {below}"
     extent = math.prod(rows[first : last + 1])
     return text if math.prod(rows[:first]) == 1 else f"({text}) % {extent}"
+
+
+def as_number(dtype: str, text: str) -> str:
+    """Return the text of an element of some type as a float32, or truth."""
+    return text if dtype in (WIDE, "bool") else f"T.cast({text}, {WIDE!r})"
 
 
 def number(value: float | Extent) -> str:
