@@ -5,7 +5,7 @@
 
 torch eager, torch.compile (nan: it refuses the function) and ours, interleaved, each with new
 outputs per call, where a function does not write to its arguments: one thread by thread CPU time,
-several by wall time; medians, ratios torch / ours. Every result, and what arguments become, is
+several by wall time; medians, ratios torch / ours, of int8 also torch's kernel / ours. Every result, and what arguments become, is
 checked against the function in float64 first. ``--tune N`` measures N configs per kernel before.
 """
 
@@ -151,6 +151,7 @@ def cases() -> dict[str, tuple[Function, tuple[Any, ...]]]:
             tuple(r(1, heads, n, 128).bfloat16() for heads, n in ((32, 1), (8, 2048), (8, 2048))),
         ),
         **experts("", torch.float32), **experts(" bfloat16", torch.bfloat16),
+        **narrow_weights(torch.float32), **narrow_weights(torch.bfloat16),
         **rotary("", torch.float32), **rotary(" bfloat16", torch.bfloat16),
         "decoding by hand, a cache that grows, 32 heads of 8, 2048x128": (
             decoded, (r(1, 32, 1, 128), r(1, 8, 2047, 128), r(1, 8, 1, 128), r(1, 1, 1, 2048))
@@ -306,6 +307,60 @@ def of_weights() -> dict[str, tuple[Function, tuple[Any, ...]]]:
     return found
 
 
+def narrow_weights(dtype: torch.dtype) -> dict[str, tuple[Function, tuple[Any, ...]]]:
+    """Return linear layers of 2048 and 4096 whose weights have 8 or 4 bits, of 1 to 256 rows."""
+    k, n, group = 2048, 4096, 64
+    codes = torch.linspace(-1, 1, 16).to(dtype)
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32)[:, None]
+
+    def in_groups(q: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        return (q.view(n, -1, group).to(s.dtype) * s).view(n, k)
+
+    def of_8_bits(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, w.to(x.dtype)) * s
+
+    def of_8_bits_in_groups(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, in_groups(w, s))
+
+    def of_4_bits(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        q = torch.stack([w & 15, w >> 4], -1).to(torch.int8) - 8
+        return F.linear(x, in_groups(q.reshape(n, k), s))
+
+    def by_table(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        q = torch.stack([w & 15, w >> 4], -1).view(n, k)
+        return F.linear(x, (codes[q.int()].view(n, -1, group).to(x.dtype) * s).view(n, k))
+
+    def words(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        q = torch.bitwise_right_shift(w[:, None].expand(-1, 8, -1), shifts) & 15
+        scaled = (q.view(-1, group, n).to(x.dtype) - 8) * s.view(-1, 1, n)
+        return x @ scaled.view(k, n)
+
+    found: dict[str, tuple[Function, tuple[Any, ...]]] = {}
+    whole, groups = torch.rand(n).to(dtype) / 100, torch.rand(n, k // group, 1).to(dtype) / 100
+    bytes_ = torch.randint(-128, 128, (n, k), dtype=torch.int8)
+    packed = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
+    for rows in 1, 16, 64, 256:
+        x = torch.randn(rows, k).to(dtype)
+        end = f"{rows}x{n}x{k} {str(dtype).removeprefix('torch.')}"
+        found |= {
+            f"int8 weights {end}": (of_8_bits, (x, bytes_, whole)),
+            f"int8 weights in groups {end}": (of_8_bits_in_groups, (x, bytes_, groups)),
+            f"int4 weights {end}": (of_4_bits, (x, packed, groups)),
+            f"weights by table {end}": (by_table, (x, packed, groups)),
+            f"int4 weights in words {end}": (
+                words, (x, packed.view(torch.int32).view(k // 8, n), groups),
+            ),
+        }  # fmt: skip
+    return found
+
+
+def own_kernel(name: str, args: tuple[Any, ...]) -> Callable[[], Any] | None:
+    """Return a call of the kernel that torch has of a function, under a name of its own."""
+    if not re.fullmatch("int8 weights [^ ]* bfloat16", name):
+        return None
+    return lambda: torch._weight_int8pack_mm(*args)
+
+
 def experts(kind: str, dtype: torch.dtype) -> dict[str, tuple[Function, tuple[Any, ...]]]:
     """Return layers of 8 wide and of 128 narrow experts for one token, some and many."""
     found: dict[str, tuple[Function, tuple[Any, ...]]] = {}
@@ -346,6 +401,8 @@ def measured(
         compiled(*args)
     except RuntimeError:  # torch.compile has no products of groups of float32
         del calls["compiled"]
+    own = own_kernel(name, args)
+    calls |= {} if own is None else {"kernel": own}
     found: dict[str, Any] = {
         "name": name,
         "kernels": len(ours.plan(*args).stages),
@@ -360,6 +417,7 @@ def measured(
             "us": {who: t * 1e6 for who, t in median.items()},
             "of_eager": median["eager"] / median["ours"],
             "of_compiled": median.get("compiled", math.nan) / median["ours"],
+            "of_kernel": median.get("kernel", math.nan) / median["ours"],
         }
     return found
 
@@ -388,6 +446,9 @@ def main() -> None:
                 )
                 us = " ".join(f"{found[-1][f'{t}T']['us']['ours']:,.0f}" for t in options.threads)
                 shown = f"{name}: {found[-1]['kernels']} kernels, {us} us, torch eager, compiled"
+                own = [found[-1][f"{t}T"]["of_kernel"] for t in options.threads]
+                if not math.isnan(own[0]):
+                    ratios += f"; torch's own kernel {', '.join(f'{r:.2f}' for r in own)}"
                 error = found[-1]["largest_error"]
                 print(f"{shown} / ours {ratios}, error {error:.1e}", flush=True)
     if options.json:

@@ -231,9 +231,9 @@ def _tile_rate(
     l2 = (c.row_l2_bytes_per_slot if _is_of_rows(launch) else c.l2_bytes_per_slot) / slot_s
     near = min(l2, c.far_factor * hardware.core_bandwidth_bytes_per_s)
     levels = [held <= hardware.l1d_bytes, held <= hardware.l2_bytes / 2]
-    beyond = np.log2(np.maximum(2 * held / hardware.l2_bytes, 1.0)) / c.far_doublings
+    spilled = np.log2(np.maximum(2 * held / hardware.l2_bytes, 1.0)) / c.far_doublings
     slow = 1.0 / hardware.core_bandwidth_bytes_per_s
-    far = 1.0 / (1.0 / near + np.minimum(beyond, 1.0) * (slow - 1.0 / near))
+    far = 1.0 / (1.0 / near + np.minimum(spilled, 1.0) * (slow - 1.0 / near))
     if not _is_of_rows(launch):
         return np.where(levels[0], l1, np.where(levels[1], l2, far))
     beyond = np.log2(np.maximum(held / hardware.l1d_bytes, 1.0)) / c.row_l2_doublings

@@ -240,7 +240,8 @@ class Computation:
                 lines.append(f"torch's {step.node.op}{of}; returns {step.node.shape}")
             elif isinstance(step, Launch):
                 stage = step.stage
-                made = ", ".join(node.op for node in stage.group.members)
+                computed = [node for node in stage.group.members if node.kind != "view"]
+                made = ", ".join(node.op for node in computed)
                 reads = zip(stage.program.inputs, step.reads, strict=True)
                 read = ", ".join(f"{p.name} {place.shape}" for p, place in reads)
                 config = " ".join(f"{k}={v}" for k, v in stage.chosen.config.items())

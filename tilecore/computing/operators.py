@@ -104,8 +104,8 @@ def _part(x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 
     return x[(*[slice(None)] * axis, slice(start, end, step))]
 
 
-def _reshaped(x: Any, shape: Sequence[Any]) -> Any:
-    return x.reshape(shape)
+def _reshaped(x: Any, shape: Sequence[Any] | torch.dtype) -> Any:
+    return x.view(shape) if isinstance(shape, torch.dtype) else x.reshape(shape)
 
 
 def _mask(x: Any, share: float) -> Any:

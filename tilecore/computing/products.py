@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from tilecore.computing.fusion import Group
 from tilecore.computing.graph import Node, Shape
 from tilecore.computing.places import Place, Places
-from tilecore.computing.prologue import Prologue, prologue_of
-from tilecore.computing.rows import Loop, stored_as
+from tilecore.computing.prologue import prologue_of
+from tilecore.computing.right_operand import TILES_OF_RIGHT, RightOperand
+from tilecore.computing.rows import Loop
 from tilecore.computing.text import (
     Names,
     Program,
-    as_number,
     indented,
     number,
     part_of,
@@ -24,7 +24,6 @@ from tilecore.computing.text import (
 
 LOG2_E = 1.44269504088896341
 ROWS_OF_BLOCK = 64  # of matrices that lie apart: with fewer they are copied into one
-TILES_OF_RIGHT = {False: ("block_K", "block_N"), True: ("block_N", "block_K")}  # if it is turned
 TILES = {"block_M": "by * block_M", "block_N": "bx * block_N", "block_K": "ko * block_K"}
 LOWEST = -1e30  # finite: a row may see nothing yet
 KNOBS = "block_M=64, block_N=64, block_K=64, num_stages=2, threads=128"
@@ -59,7 +58,7 @@ def product(group: Group, name: str, places: Places, order: Sequence[int] | None
     grid += f", {math.prod(batch)}" if batch else ""
     places_of_results = {core: "c"} if group.twin is None else {core: "c", group.twin: "c2"}
     steps = [
-        _Step(group, one, names, batch, f"b{c[1:]}", c, ", transpose_A=True" * trans_a)
+        _Step(one, names, batch, f"b{c[1:]}", c, ", transpose_A=True" * trans_a)
         for one, c in places_of_results.items()
     ]
     lines = [
@@ -88,11 +87,9 @@ class _Step:
         loads, gemm: lines of a step along K.
     """
 
-    def __init__(
-        self, group: Group, core: Node, names: Names, batch: Shape, b: str, c: str, flags: str
-    ) -> None:
-        found: _Read | _Computed = (
-            _Computed(group, core, names, b)
+    def __init__(self, core: Node, names: Names, batch: Shape, b: str, c: str, flags: str) -> None:
+        found: _Read | RightOperand = (
+            RightOperand(core, names, b, TILES)
             if "prologue" in core.attrs
             else _Read(core, names, batch, b)
         )
@@ -123,73 +120,6 @@ class _Read:
         source = ", ".join([*lead, *(TILES[t] for t in tile)])
         self.made = [f"{b} = T.alloc_shared(({', '.join(tile)}), {right.dtype!r})"]
         self.loads = [f"T.copy({names.read(right, place)}[{source}], {b})"]
-
-
-class _Computed:
-    """The lines that compute a right operand; the attributes are those of ``_Read``.
-
-    On GPUs, what has an element for each of its own comes by copies, which run ahead.
-    """
-
-    def __init__(self, group: Group, core: Node, names: Names, b: str) -> None:
-        self._core, self._names = core, names
-        self._prologue: Prologue = core.attrs["prologue"]
-        root, self._matrix = self._prologue.root, self._prologue.shape
-        places = {leaf: self._place(leaf) for leaf in self._prologue.leaves}
-        lying = [turned for _, turned in places.values() if turned is not None]
-        is_turned = all(lying)
-        self.is_turned = is_turned ^ core.attrs["trans_b"]
-        tile = TILES_OF_RIGHT[self.is_turned]
-        shape, first = ", ".join(tile), ", ".join(TILES[t] for t in tile)
-        self.made = [f"{b} = T.alloc_shared(({shape}), {root.dtype!r})"]
-        self.loads = list[str]()
-        loop = Loop(group, names)
-        at = [f"{TILES[t]} + {i}" for t, i in zip(tile, "ij", strict=True)]
-        for leaf, (place, turned) in places.items():
-            seen, rows, columns, index = place, self._matrix[:1], self._matrix[1], at
-            if turned is None and root.shape != self._matrix:
-                rows, columns = root.shape[:-1], root.shape[-1]
-                index = self._within_rows(at)
-            elif is_turned:
-                seen, rows, columns = place.permuted((1, 0)), self._matrix[1:], self._matrix[0]
-            if turned is not None and names.places.is_on_gpu:
-                own = f"{b}{len(self.made)}"
-                self.made.append(f"{own} = T.alloc_shared(({shape}), {leaf.dtype!r})")
-                self.loads.append(f"T.copy({names.read(leaf, seen)}[{first}], {own})")
-                loop.known[leaf] = as_number(leaf.dtype, f"{own}[i, j]")
-            else:
-                loop.known[leaf] = names.element(leaf, seen, rows, columns, *index)
-        value = stored_as(root.dtype, loop.compute(root))
-        self.loads += [
-            f"for i, j in T.Parallel({shape}):",
-            *(f"    {line}" for line in loop.lines),
-            f"    {b}[i, j] = {value}",
-        ]
-
-    def _place(self, leaf: Node) -> tuple[Place, bool | None]:
-        """Return where a tensor is read, and whether the transpose of the matrix lies there.
-
-        None: it has no element for each of the matrix, or its rows are no whole ones.
-        """
-        root, matrix, places = self._prologue.root, self._matrix, self._names.places
-        if leaf.shape != root.shape:
-            place = places.read(leaf)
-            return place.padded(2) if root.shape == matrix else place, None
-        if root.shape == matrix:
-            place, is_turned = places.operand(leaf)
-            return place.permuted((1, 0)) if is_turned else place, is_turned
-        place = places.read(leaf)
-        flat = place.reshaped(matrix)
-        return (place, None) if flat is None else (flat, False)
-
-    def _within_rows(self, at: Sequence[str]) -> list[str]:
-        """Return the indices of an element of the matrix in rows of which some make one of it."""
-        row, column = at
-        width = self._prologue.root.shape[-1]
-        count = self._matrix[1] // width
-        if count == 1:
-            return [row, column]
-        return [f"({row}) * {count} + ({column}) // {width}", f"({column}) % {width}"]
 
 
 def is_batched(group: Group, places: Places) -> bool:

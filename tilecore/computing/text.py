@@ -37,7 +37,7 @@ RESERVED = (
     "shares", "shrink", "splits", "step", "steps", "streams", "sums", "threads", "tilelang", "top",
     "tops", "total", "totals", "v", "value", "weights", "whole", "x", "T", "block_M", "block_N",
     "block_K", "num_stages",
-    *(f"{x}{n}" for x in ("f", "n", "r", "v", "b", "b2") for n in range(100)),
+    *(f"{x}{n}" for x in ("f", "n", "p", "r", "v", "b", "b2") for n in range(100)),
 )  # fmt: skip
 
 
@@ -103,6 +103,7 @@ class Names:
         self._read: dict[Place, Parameter] = {}
         self._made: dict[Node, Parameter] = {}
         self._taken = set(RESERVED)
+        self._values = 0
         self._members = {node: f"v{i}" for i, node in enumerate(group.members)}
 
     @property
@@ -118,6 +119,11 @@ class Names:
     def of(self, node: Node) -> str:
         """Return the name of what a node of the program computes."""
         return self._members[node]
+
+    def fresh(self) -> str:
+        """Return the name of a value that the program computes beside those of nodes."""
+        self._values += 1
+        return f"p{self._values}"
 
     def read(self, node: Node, place: Place) -> str:
         """Return the name of a tensor that is read at a place."""

@@ -1,0 +1,238 @@
+"""Text that computes a tile of a product's right operand, of what ``prologue`` found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilecore.computing import digits
+from tilecore.computing.calls import Hole
+from tilecore.computing.digits import Index
+from tilecore.computing.graph import Node
+from tilecore.computing.places import Place
+from tilecore.computing.prologue import (
+    OF_BITS,
+    Prologue,
+    is_look_up,
+    part_at,
+    parts_of,
+    plain,
+    producers_at,
+)
+from tilecore.computing.rows import stored_as
+from tilecore.computing.text import WIDE, Names, formula, number
+from tilecore.ir.dtype import DType
+
+TILES_OF_RIGHT = {False: ("block_K", "block_N"), True: ("block_N", "block_K")}  # if it is turned
+LEAST_BLOCK = 16  # what all blocks of products are multiples of
+MAY_WRAP = ("+", "-", "*", "<<")
+
+
+class RightOperand:
+    """The lines of a kernel that compute a right operand.
+
+    On GPUs what has an element, or a word of some, for each of its own comes by copies, which run
+    ahead.
+
+    Attributes:
+        made: lines that allocate.
+        loads: lines of a step along K.
+        is_turned: whether a tile of it is one of (N, K).
+    """
+
+    def __init__(self, core: Node, names: Names, b: str, tiles: Mapping[str, str]) -> None:
+        prologue: Prologue = core.attrs["prologue"]
+        root, reads = prologue.root, prologue.reads()
+        places = {leaf: _place(leaf, names) for leaf in reads}
+        is_turned = _is_turned(reads, places)
+        self.is_turned = is_turned ^ core.attrs["trans_b"]
+        tile = TILES_OF_RIGHT[self.is_turned]
+        order = "cr" if is_turned else "rc"
+        extents = dict(zip("rc", root.shape, strict=True))
+        loops = dict(zip(order, zip(tile, "ij", strict=True), strict=True))
+        elements = _Elements(prologue, names, places, {
+            v: (f"{tiles[t]} + {i}", extents[v]) for v, (t, i) in loops.items()
+        })  # fmt: skip
+        self.made = [f"{b} = T.alloc_shared(({', '.join(tile)}), {root.dtype!r})"]
+        self.loads = list[str]()
+        for leaf, at in reads.items() if names.places.is_on_gpu else ():
+            axes = _tile_axes(at, extents)
+            if axes is None:
+                continue
+            own = f"{b}{len(self.made)}"
+            shape = ", ".join(_over(loops[d.variable][0], d.divisor) for d in axes)
+            first = ", ".join(_over(tiles[loops[d.variable][0]], d.divisor) for d in axes)
+            index = ", ".join(_over(loops[d.variable][1], d.divisor) for d in axes)
+            seen = _without_ones(places[leaf])
+            self.made.append(f"{own} = T.alloc_shared(({shape}), {leaf.dtype!r})")
+            self.loads.append(f"T.copy({names.read(leaf, seen)}[{first}], {own})")
+            elements.copied[leaf] = f"{own}[{index}]"
+        first_at = [digits.of_variable(v, extents[v]) for v in "rc"]
+        value = elements.number(root, first_at)
+        self.loads += [
+            f"for i, j in T.Parallel({', '.join(tile)}):",
+            *(f"    {line}" for line in elements.lines),
+            f"    {b}[i, j] = {stored_as(root.dtype, value)}",
+        ]
+
+
+@dataclass
+class _Elements:
+    """Writes how elements are computed: a line for each, floats as float32.
+
+    Attributes:
+        places: where leaves lie.
+        variables: text and extent of those that indices are made of.
+        copied: texts of elements that a tile has.
+        lines: so far.
+    """
+
+    prologue: Prologue
+    names: Names
+    places: Mapping[Node, Place]
+    variables: Mapping[str, tuple[str, Any]]
+    copied: dict[Node, str] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._own = set(self.prologue.members)
+        self._known: dict[tuple[Node, tuple[Index, ...]], tuple[str, str]] = {}
+
+    def number(self, node: Node, at: Sequence[Index]) -> str:
+        """Return the text of an element as a float32, or truth."""
+        text, kind = self._element(node, at)
+        return text if kind in (WIDE, "bool") else f"T.cast({text}, {WIDE!r})"
+
+    def _integer(self, node: Node, at: Sequence[Index], kind: str) -> str:
+        text, found = self._element(node, at)
+        return text if found == kind else f"T.cast({text}, {kind!r})"
+
+    def _element(self, node: Node, at: Sequence[Index]) -> tuple[str, str]:
+        """Return the text of an element, and its type."""
+        key = node, tuple(at)
+        if key not in self._known:
+            self._known[key] = self._made(node, at)
+        return self._known[key]
+
+    def _made(self, node: Node, at: Sequence[Index]) -> tuple[str, str]:
+        if node not in self._own:
+            return self._read(node, at), node.dtype
+        if parts_of(node) is not None:
+            return self._chosen(node, at)
+        parts = producers_at(node, at)
+        if node.kind == "view" or node.op == "expand":
+            return self._element(*parts[0])
+        if node.kind == "pointwise":
+            numbers = iter(parts)
+            args = [
+                self.number(*next(numbers)) if isinstance(a, Node) else number(a) for a in node.args
+            ]
+            return self._line(formula(node, args)), "bool" if node.dtype == "bool" else WIDE
+        if is_look_up(node):
+            table, index = node.producers[0], self._integer(*parts[0], "int32")
+            count = table.shape[0]
+            if count & (count - 1) == 0:  # as it is; the compiler sees that few entries are meant
+                index = f"{index} & {count - 1}"
+            return f"{self.names.read(table, self.places[table])}[{index}]", table.dtype
+        kind = "int64" if node.dtype == "int64" else "int32"
+        if plain(node.op) in OF_BITS:
+            return self._of_bits(node, parts, kind), kind
+        return self._within(node, self._integer(*parts[0], kind), kind), kind
+
+    def _of_bits(self, node: Node, parts: list[tuple[Node, list[Index]]], kind: str) -> str:
+        form, call = OF_BITS[plain(node.op)], node.attrs["call"]
+        a, b = (
+            self._integer(*parts[arg.number], kind) if type(arg) is Hole else str(arg)
+            for arg in call.args
+        )
+        if form == ">>" and type(call.args[1]) is Hole:  # as torch has it, by as many as there are
+            most = 8 * DType(node.dtype).itemsize - (not node.dtype.startswith("u"))
+            b = f"T.if_then_else(({b} < 0) | ({b} > {most}), {most}, {b})"
+        text = f"{a} {form} {b}"
+        return self._within(node, text, kind) if form in MAY_WRAP else self._line(text)
+
+    def _within(self, node: Node, text: str, kind: str) -> str:
+        """Return the text of an integer as it is left in a narrower type."""
+        if node.dtype != kind:
+            text = f"T.cast(T.cast({text}, {node.dtype!r}), {kind!r})"
+        return self._line(text)
+
+    def _chosen(self, node: Node, at: Sequence[Index]) -> tuple[str, str]:
+        """Return an element of one of some joined parts."""
+        joined, parted = parts_of(node), part_at(node, at)
+        assert joined is not None
+        parts = [self._element(part, parted[1]) for part in joined[2]]
+        kind, which = parts[0][1], digits.text(parted[0], self.variables)
+        text = parts[-1][0]
+        for place, (value, _) in reversed(list(enumerate(parts[:-1]))):
+            text = f"T.if_then_else({which} == {place}, {value}, {text})"
+        return self._line(text), kind
+
+    def _read(self, leaf: Node, at: Sequence[Index]) -> str:
+        found = self.copied.get(leaf)
+        if found is not None:
+            return found
+        place = _without_ones(self.places[leaf])
+        texts = [
+            digits.text(index, self.variables)
+            for index, n in zip(at, self.places[leaf].shape, strict=True) if n != 1
+        ]  # fmt: skip
+        return f"{self.names.read(leaf, place)}[{', '.join(texts) or '0'}]"
+
+    def _line(self, text: str) -> str:
+        name = self.names.fresh()
+        self.lines.append(f"{name} = {text}")
+        return name
+
+
+def _place(leaf: Node, names: Names) -> Place:
+    """Return where a tensor is read, its axes in their order."""
+    places = names.places
+    if len(leaf.shape) < 2:
+        return places.read(leaf)
+    place, is_turned = places.operand(leaf)
+    last = len(leaf.shape) - 1
+    return place.permuted((*range(last - 1), last, last - 1)) if is_turned else place
+
+
+def _without_ones(place: Place) -> Place:
+    kept = [axis for axis, n in enumerate(place.shape) if n != 1]
+    shape = tuple(place.shape[axis] for axis in kept) or (1,)
+    strides = tuple(place.strides[axis] for axis in kept) or (1,)
+    return Place(place.memory, place.offset, shape, strides)
+
+
+def _is_turned(reads: Mapping[Node, list[list[Index]]], places: Mapping[Node, Place]) -> bool:
+    """Return whether neighbours in the largest tensor are neighbours along the operand's rows."""
+    leaf = max(reads, key=lambda leaf: leaf.size * DType(leaf.dtype).itemsize)
+    place = places[leaf]
+    for at in reads[leaf]:
+        axes = sorted(zip(place.strides, at, strict=True), key=lambda pair: pair[0])
+        for _, index in axes:
+            if index:
+                return index[-1].variable == "r"
+    return False
+
+
+def _tile_axes(
+    at: Sequence[Sequence[Index]], extents: Mapping[str, Any]
+) -> list[digits.Digit] | None:
+    """Return the digits of both axes of a tensor of which a block reads a tile; None: it does not.
+
+    All its elements are read at one index, some for each of a block along an axis, or one.
+    """
+    if len({tuple(index) for index in at}) != 1:
+        return None
+    axes = [index for index in at[0] if index]
+    if len(axes) != 2 or any(len(index) != 1 for index in axes):
+        return None
+    found = [index[0] for index in axes]
+    fits = all(
+        d.divisor * d.extent == extents[d.variable] and LEAST_BLOCK % d.divisor == 0 for d in found
+    )
+    return found if fits and found[0].variable != found[1].variable else None
+
+
+def _over(text: str, divisor: int) -> str:
+    return text if divisor == 1 else f"({text}) // {divisor}"
