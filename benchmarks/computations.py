@@ -5,8 +5,9 @@
 
 torch eager, torch.compile (nan: it refuses the function) and ours, interleaved, each with new
 outputs per call, where a function does not write to its arguments: one thread by thread CPU time,
-several by wall time; medians, ratios torch / ours, of int8 also torch's kernel / ours. Every result, and what arguments become, is
-checked against the function in float64 first. ``--tune N`` measures N configs per kernel before.
+several by wall time; medians, ratios torch / ours, of int8 weights also torch's own kernel / ours.
+Every result, and what arguments become, is checked against the function in float64 first.
+``--tune N`` measures N configs per kernel before.
 """
 
 from __future__ import annotations
@@ -308,7 +309,7 @@ def of_weights() -> dict[str, tuple[Function, tuple[Any, ...]]]:
 
 
 def narrow_weights(dtype: torch.dtype) -> dict[str, tuple[Function, tuple[Any, ...]]]:
-    """Return linear layers of 2048 and 4096 whose weights have 8 or 4 bits, of 1 to 256 rows."""
+    """Return linear layers of 2048 and 4096 whose weights have 8 or 4 bits, of 1 to 1024 rows."""
     k, n, group = 2048, 4096, 64
     codes = torch.linspace(-1, 1, 16).to(dtype)
     shifts = torch.arange(0, 32, 4, dtype=torch.int32)[:, None]
@@ -339,7 +340,7 @@ def narrow_weights(dtype: torch.dtype) -> dict[str, tuple[Function, tuple[Any, .
     whole, groups = torch.rand(n).to(dtype) / 100, torch.rand(n, k // group, 1).to(dtype) / 100
     bytes_ = torch.randint(-128, 128, (n, k), dtype=torch.int8)
     packed = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
-    for rows in 1, 16, 64, 256:
+    for rows in 1, 16, 256, 1024:
         x = torch.randn(rows, k).to(dtype)
         end = f"{rows}x{n}x{k} {str(dtype).removeprefix('torch.')}"
         found |= {

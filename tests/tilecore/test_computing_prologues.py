@@ -172,10 +172,24 @@ def test_codes_are_unpacked_where_they_are_multiplied(
 
 
 @pytest.mark.parametrize("form", PACKED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.few(4)
+def test_codes_are_unpacked_by_a_kernel_for_many_rows(form: Form, dtype: torch.dtype) -> None:
+    computation, args = tilecore.compute(form), packed(form, dtype, 257)
+    check(computation, args, count=2)
+    assert "torch's" not in computation.explain(*args)
+
+
+@pytest.mark.parametrize("form", PACKED)
 @pytest.mark.parametrize("target", ["emulated h100", "emulated mi300x"])
 @pytest.mark.few(4)
 def test_gpus_unpack_codes(form: Form, target: str) -> None:
     check(tilecore.compute(form, target=target), packed(form, torch.float16, 3))
+
+
+def test_gpus_unpack_codes_by_a_kernel() -> None:
+    computation = tilecore.compute(neighbours, target="emulated a100")
+    check(computation, packed(neighbours, torch.float16, 65), count=2)
 
 
 @pytest.mark.parametrize("form", [neighbours, columns_apart, by_table, words])

@@ -19,7 +19,16 @@ from dataclasses import replace
 from typing import Any
 
 from tilecore.compile_ahead import HELPER
-from tilecore.computing import arrays, columns, decode, grouped, long_rows, products, rows
+from tilecore.computing import (
+    arrays,
+    columns,
+    decode,
+    grouped,
+    long_rows,
+    products,
+    right_operand,
+    rows,
+)
 from tilecore.computing.extents import varies
 from tilecore.computing.fusion import Group, steps
 from tilecore.computing.graph import Node, consumers, ordered, rewritten
@@ -559,6 +568,8 @@ def written(
         return products.attention(group, name, places, order), order
     if core == "fold":
         return columns.columns(group, name, places), None
+    if core == "unpacked":
+        return right_operand.unpacked(group, name, places), None
     if core == "grouped":
         return grouped.grouped(group, name, places), None
     if core == "product":

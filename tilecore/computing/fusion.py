@@ -113,7 +113,7 @@ class Group:
 
     def _add(self, node: Node) -> None:
         self.members.append(node)
-        if node.kind in CORES:
+        if node.kind in (*CORES, "unpacked"):
             self.members += reversed(prologue_of(node))
             if self.core is None:
                 self.core = node

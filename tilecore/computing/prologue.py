@@ -2,7 +2,7 @@
 
 A product of few rows takes as long as reading its right operand. Where that is plain arithmetic of
 tensors that are there, or what is unpacked of their bits, the kernel reads these, and what they are
-converted to is never stored. Elements are traced back to those of the tensors (``element_at``).
+converted to is never stored. For more rows a kernel of its own stores what is unpacked.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tilecore.computing.graph import (
     consumers,
     ordered,
     rewritten_beside,
+    with_args,
 )
 from tilecore.ir.dtype import DType
 
@@ -120,7 +121,8 @@ def prologue_of(node: Node) -> tuple[Node, ...]:
 def with_prologues(roots: Sequence[Node], is_on_gpu: bool) -> list[Node]:
     """Return roots where products of few rows compute right operands that nobody else reads.
 
-    Such a product reads its left operand and the leaves of its prologue, which is an attribute.
+    Such a product reads its left operand and the leaves of its prologue, which is an attribute. One
+    of more rows reads what is "unpacked" of the leaves, where bits are.
     """
     users, results = consumers(ordered(roots)), set(roots)
     most_rows = MOST_ROWS_ON_GPU if is_on_gpu else MOST_ROWS
@@ -130,14 +132,20 @@ def with_prologues(roots: Sequence[Node], is_on_gpu: bool) -> list[Node]:
             return node
         rows, (a, b) = present(math.prod(node.shape[:-1])), before.producers
         is_same = b is node.producers[1]  # else its leaves are others by now
-        if rows > most_rows or len(b.shape) != 2 or not is_same:
+        if len(b.shape) != 2 or not is_same:
             return node
         found = _traced(_members(b, before, users, results))
-        if found is None or a in found.members or not _pays(found, rows):
+        if found is None or a in found.members or not _reads_what_is_there(found):
             return node
-        attrs = MappingProxyType({**node.attrs, "prologue": found})
-        args = (node.producers[0], *found.leaves)
-        return Node(node.kind, node.op, args, node.shape, node.dtype, attrs, node.span)
+        (left, right), own = node.producers, MappingProxyType({"prologue": found})
+        if rows <= most_rows and (rows <= FEW_ROWS or _reads_no_more(found)):
+            args, attrs = (left, *found.leaves), MappingProxyType({**node.attrs, **own})
+            return Node(node.kind, node.op, args, node.shape, node.dtype, attrs, node.span)
+        if all(member.kind in ("pointwise", "view") for member in found.members):
+            return node
+        leaves = tuple(found.leaves)
+        made = Node("unpacked", "unpacked", leaves, right.shape, right.dtype, own, right.span)
+        return with_args(node, (left, made))
 
     return rewritten_beside(roots, change)
 
@@ -217,14 +225,21 @@ def _viewed(node: Node) -> Node:
     return _chain(node)[-1]
 
 
-def _pays(prologue: Prologue, rows: int) -> bool:
-    """Return whether what it reads is there anyway, and is not more than what it would store."""
-    root = prologue.root
-    stored = _bytes(root)
-    wide = [leaf for leaf in prologue.leaves if _bytes(leaf) >= LEAST_SHARE * stored]
-    if not wide or not all(map(_is_there, wide)):
-        return False  # the kernel that makes it computes the rest as well
-    return rows <= FEW_ROWS or sum(map(_bytes, wide)) <= stored
+def _reads_what_is_there(prologue: Prologue) -> bool:
+    """Return whether no kernel makes what it reads, which would compute the rest as well."""
+    wide = _wide(prologue)
+    return bool(wide) and all(map(_is_there, wide))
+
+
+def _reads_no_more(prologue: Prologue) -> bool:
+    """Return whether it reads no more bytes than the operand has."""
+    return sum(map(_bytes, _wide(prologue))) <= _bytes(prologue.root)
+
+
+def _wide(prologue: Prologue) -> list[Node]:
+    """Return the tensors that it reads but for small ones."""
+    least = LEAST_SHARE * _bytes(prologue.root)
+    return [leaf for leaf in prologue.leaves if _bytes(leaf) >= least]
 
 
 def _is_there(node: Node) -> bool:

@@ -1,4 +1,4 @@
-"""Text that computes a tile of a product's right operand, of what ``prologue`` found."""
+"""Text that computes a right operand, of what ``prologue`` found: a tile of a product, or all."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 from tilecore.computing import digits
 from tilecore.computing.calls import Hole
 from tilecore.computing.digits import Index
+from tilecore.computing.fusion import Group
 from tilecore.computing.graph import Node
-from tilecore.computing.places import Place
+from tilecore.computing.places import Place, Places
 from tilecore.computing.prologue import (
     OF_BITS,
     Prologue,
@@ -20,8 +21,16 @@ from tilecore.computing.prologue import (
     plain,
     producers_at,
 )
-from tilecore.computing.rows import stored_as
-from tilecore.computing.text import WIDE, Names, formula, number
+from tilecore.computing.rows import COLUMNS, ROWS, stored_as
+from tilecore.computing.text import (
+    WIDE,
+    Names,
+    Program,
+    formula,
+    indented,
+    number,
+    program,
+)
 from tilecore.ir.dtype import DType
 
 TILES_OF_RIGHT = {False: ("block_K", "block_N"), True: ("block_N", "block_K")}  # if it is turned
@@ -48,16 +57,13 @@ class RightOperand:
         is_turned = _is_turned(reads, places)
         self.is_turned = is_turned ^ core.attrs["trans_b"]
         tile = TILES_OF_RIGHT[self.is_turned]
-        order = "cr" if is_turned else "rc"
-        extents = dict(zip("rc", root.shape, strict=True))
-        loops = dict(zip(order, zip(tile, "ij", strict=True), strict=True))
-        elements = _Elements(prologue, names, places, {
-            v: (f"{tiles[t]} + {i}", extents[v]) for v, (t, i) in loops.items()
-        })  # fmt: skip
+        loops = dict(zip("cr" if is_turned else "rc", zip(tile, "ij", strict=True), strict=True))
+        starts = {v: f"{tiles[t]} + {i}" for v, (t, i) in loops.items()}
+        elements = _Elements(prologue, names, places, starts)
         self.made = [f"{b} = T.alloc_shared(({', '.join(tile)}), {root.dtype!r})"]
         self.loads = list[str]()
         for leaf, at in reads.items() if names.places.is_on_gpu else ():
-            axes = _tile_axes(at, extents)
+            axes = _tile_axes(at, elements.extents)
             if axes is None:
                 continue
             own = f"{b}{len(self.made)}"
@@ -68,13 +74,31 @@ class RightOperand:
             self.made.append(f"{own} = T.alloc_shared(({shape}), {leaf.dtype!r})")
             self.loads.append(f"T.copy({names.read(leaf, seen)}[{first}], {own})")
             elements.copied[leaf] = f"{own}[{index}]"
-        first_at = [digits.of_variable(v, extents[v]) for v in "rc"]
-        value = elements.number(root, first_at)
+        value = elements.root()
         self.loads += [
             f"for i, j in T.Parallel({', '.join(tile)}):",
             *(f"    {line}" for line in elements.lines),
-            f"    {b}[i, j] = {stored_as(root.dtype, value)}",
+            f"    {b}[i, j] = {value}",
         ]
+
+
+def unpacked(group: Group, name: str, places: Places) -> Program:
+    """Return the program of a kernel that stores a right operand."""
+    names, root = Names(group, places), group.root
+    prologue: Prologue = root.attrs["prologue"]
+    at = {leaf: _place(leaf, names) for leaf in prologue.leaves}
+    elements = _Elements(prologue, names, at, {"r": "row", "c": "column"})
+    value, (rows, columns) = elements.root(), root.shape
+    lines = [
+        f"with T.Kernel(T.ceildiv({columns}, block_N), T.ceildiv({rows}, block_M), "
+        "threads=threads) as (bx, by):",
+        "    for i, j in T.Parallel(block_M, block_N):",
+        "        row, column = by * block_M + i, bx * block_N + j",
+        *(f"        {line}" for line in elements.lines),
+        f"        out[row, column] = {value}",
+    ]
+    knobs, space = "block_M=8, block_N=256, threads=128", {"block_M": ROWS, "block_N": COLUMNS}
+    return program(group, name, names, root.shape, knobs, indented(lines, 2), space)
 
 
 @dataclass
@@ -83,7 +107,7 @@ class _Elements:
 
     Attributes:
         places: where leaves lie.
-        variables: text and extent of those that indices are made of.
+        starts: texts of the row and the column of an element.
         copied: texts of elements that a tile has.
         lines: so far.
     """
@@ -91,15 +115,23 @@ class _Elements:
     prologue: Prologue
     names: Names
     places: Mapping[Node, Place]
-    variables: Mapping[str, tuple[str, Any]]
+    starts: Mapping[str, str]
     copied: dict[Node, str] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._own = set(self.prologue.members)
         self._known: dict[tuple[Node, tuple[Index, ...]], tuple[str, str]] = {}
+        self.extents = dict(zip("rc", self.prologue.root.shape, strict=True))
+        self._variables = {v: (start, self.extents[v]) for v, start in self.starts.items()}
 
-    def number(self, node: Node, at: Sequence[Index]) -> str:
+    def root(self) -> str:
+        """Return the text of an element of the operand, in its type."""
+        root = self.prologue.root
+        at = [digits.of_variable(v, self.extents[v]) for v in "rc"]
+        return stored_as(root.dtype, self._number(root, at))
+
+    def _number(self, node: Node, at: Sequence[Index]) -> str:
         """Return the text of an element as a float32, or truth."""
         text, kind = self._element(node, at)
         return text if kind in (WIDE, "bool") else f"T.cast({text}, {WIDE!r})"
@@ -126,7 +158,8 @@ class _Elements:
         if node.kind == "pointwise":
             numbers = iter(parts)
             args = [
-                self.number(*next(numbers)) if isinstance(a, Node) else number(a) for a in node.args
+                self._number(*next(numbers)) if isinstance(a, Node) else number(a)
+                for a in node.args
             ]
             return self._line(formula(node, args)), "bool" if node.dtype == "bool" else WIDE
         if is_look_up(node):
@@ -163,7 +196,7 @@ class _Elements:
         joined, parted = parts_of(node), part_at(node, at)
         assert joined is not None
         parts = [self._element(part, parted[1]) for part in joined[2]]
-        kind, which = parts[0][1], digits.text(parted[0], self.variables)
+        kind, which = parts[0][1], digits.text(parted[0], self._variables)
         text = parts[-1][0]
         for place, (value, _) in reversed(list(enumerate(parts[:-1]))):
             text = f"T.if_then_else({which} == {place}, {value}, {text})"
@@ -175,7 +208,7 @@ class _Elements:
             return found
         place = _without_ones(self.places[leaf])
         texts = [
-            digits.text(index, self.variables)
+            digits.text(index, self._variables)
             for index, n in zip(at, self.places[leaf].shape, strict=True) if n != 1
         ]  # fmt: skip
         return f"{self.names.read(leaf, place)}[{', '.join(texts) or '0'}]"
