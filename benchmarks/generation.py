@@ -1,11 +1,13 @@
 """A language model of Hugging Face's that generates on the CPU: by torch, and as a computation.
 
     python benchmarks/generation.py [--dtype bfloat16] [--threads 1,2] [--width 64] [--compile]
+        [--weights int8]
 
 Needs the package transformers (a peer, no dependency). A Llama with random weights (4 layers of
 1024, 16 heads on 8, 8192 words) reads a prompt of 128 tokens and generates with its cache. Torch
 and ``tilecore.compute(model.forward)`` take turns, token by token; medians. ``--compile``:
-``torch.compile(model.forward, dynamic=True)`` takes turns as well.
+``torch.compile(model.forward, dynamic=True)`` takes turns as well. ``--weights``: of linear layers,
+int8 with a scale per row, or int4 with one per 64 columns, which plain functions of torch unpack.
 """
 
 from __future__ import annotations
@@ -31,8 +33,50 @@ CONFIG = {
     "num_hidden_layers": 4, "num_attention_heads": 16, "num_key_value_heads": 8,
     "vocab_size": 8192, "pad_token_id": 0,
 }  # fmt: skip
+GROUPS = {"int8": 0, "int4": 64}  # columns that share a scale; 0: all of them
 PROMPT, TOKENS, WARM, ROUNDS = 128, 60, 6, 7
 Ways = Mapping[str, Callable[..., Any]]
+
+
+class Narrow(torch.nn.Module):
+    """A linear layer of integers of 8 or 4 bits.
+
+    Attributes:
+        codes: (N, K) of int8; of 4 bits two neighbours per byte, (N, K / 2) of uint8.
+        scales: (N, groups, 1).
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+
+    def __init__(self, linear: torch.nn.Linear, kind: str) -> None:
+        super().__init__()
+        self.rows, self.group = linear.weight.shape[0], GROUPS[kind] or linear.weight.shape[1]
+        weight = linear.weight.detach().float().view(self.rows, -1, self.group)
+        most = 127 if kind == "int8" else 7
+        scales = weight.abs().amax(-1, keepdim=True) / most
+        codes = (weight / scales).round().clamp(-most, most).to(torch.int8).view(self.rows, -1)
+        if kind == "int4":
+            parts = (codes + 8).to(torch.uint8)
+            codes = parts[:, ::2] | parts[:, 1::2] << 4
+        self.register_buffer("codes", codes.contiguous())
+        self.register_buffer("scales", scales.to(linear.weight.dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return (..., N) for (..., K)."""
+        codes = self.codes
+        if codes.dtype == torch.uint8:
+            codes = (torch.stack([codes & 15, codes >> 4], -1).to(torch.int8) - 8).flatten(1)
+        weight = codes.view(self.rows, -1, self.group).to(x.dtype) * self.scales
+        return torch.nn.functional.linear(x, weight.view(self.rows, -1))
+
+
+def with_narrow_weights(model: torch.nn.Module, kind: str) -> None:
+    """Replace the linear layers of a model."""
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, torch.nn.Linear):
+                setattr(module, name, Narrow(child, kind))
 
 
 def prompts(config: Any, ways: Ways) -> tuple[dict[str, list[float]], dict[str, float], Any]:
@@ -77,6 +121,7 @@ def main() -> None:
     parser.add_argument("--threads", default="1")
     parser.add_argument("--width", type=int, default=1024, help="of the model; its heads are 16")
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--weights", choices=tuple(GROUPS), help="of linear layers")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     logging.getLogger("transformers").setLevel(logging.ERROR)
@@ -85,6 +130,8 @@ def main() -> None:
     sizes = {"hidden_size": width, "intermediate_size": width * 11 // 4}
     config = transformers.LlamaConfig(**CONFIG, **sizes)
     model = transformers.LlamaForCausalLM(config).eval().to(getattr(torch, arguments.dtype))
+    if arguments.weights:
+        with_narrow_weights(model, arguments.weights)
     print("| threads | what | torch, ms | ours, ms | torch / ours | torch.compile / ours | first |")
     print("|---|---|---|---|---|---|---|")
     rows = []
@@ -100,7 +147,8 @@ def main() -> None:
             for what, times in ((f"a prompt of {PROMPT}", read), ("a token", spoken)):
                 found = {name: statistics.median(t) * 1e3 for name, t in times.items()}
                 ratios = {name: found[name] / found["ours"] for name in found}
-                row = {"threads": threads, "dtype": arguments.dtype, "what": what, "ms": found}
+                kinds = {"dtype": arguments.dtype, "weights": arguments.weights}
+                row = {"threads": threads, **kinds, "what": what, "ms": found}
                 rows.append({**row, "first_s": first, "largest_difference": largest})
                 firsts = ", ".join(f"{name} {s:.1f} s" for name, s in first.items())
                 cells = (

@@ -63,7 +63,7 @@ def product(group: Group, name: str, places: Places, order: Sequence[int] | None
     ]
     lines = [
         f"with T.Kernel({grid}, threads=threads) as {blocks}:",
-        f"    a = T.alloc_shared(({', '.join(tile_a)}), {a.dtype!r})",
+        f"    a = T.alloc_shared(({', '.join(tile_a)}), {steps[0].dtype!r})",
         *(f"    {line}" for step in steps for line in step.made),
         f"    for ko in T.Pipelined(T.ceildiv({k}, block_K), num_stages=num_stages):",
         f"        T.copy({name_a}[{from_a}], a)",
@@ -83,6 +83,7 @@ class _Step:
     """The lines of one product of a kernel: its right operand and its sums.
 
     Attributes:
+        dtype: of tiles of both operands.
         made: lines that allocate.
         loads, gemm: lines of a step along K.
     """
@@ -93,6 +94,7 @@ class _Step:
             if "prologue" in core.attrs
             else _Read(core, names, batch, b)
         )
+        self.dtype = found.dtype
         self.made = [
             *found.made,
             f"{c} = T.alloc_fragment((block_M, block_N), 'float32')",
@@ -106,6 +108,7 @@ class _Read:
     """The lines that read a right operand.
 
     Attributes:
+        dtype: of its tiles.
         made: lines that allocate.
         loads: lines of a step along K.
         is_turned: whether a tile of it is one of (N, K).
@@ -113,6 +116,7 @@ class _Read:
 
     def __init__(self, core: Node, names: Names, batch: Shape, b: str) -> None:
         right = core.producers[1]
+        self.dtype = right.dtype
         place, is_turned = names.places.operand(right)
         self.is_turned = is_turned ^ core.attrs["trans_b"]
         place, lead = tile_of(place, batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from tilecore.computing import digits
 from tilecore.computing.calls import Hole
 from tilecore.computing.digits import Index
+from tilecore.computing.extents import present
 from tilecore.computing.fusion import Group
 from tilecore.computing.graph import Node
 from tilecore.computing.places import Place, Places
@@ -31,6 +33,7 @@ from tilecore.computing.text import (
     number,
     program,
 )
+from tilecore.inference.few_rows import FEW
 from tilecore.ir.dtype import DType
 
 TILES_OF_RIGHT = {False: ("block_K", "block_N"), True: ("block_N", "block_K")}  # if it is turned
@@ -45,6 +48,7 @@ class RightOperand:
     ahead.
 
     Attributes:
+        dtype: of its tiles, and of those of the left operand.
         made: lines that allocate.
         loads: lines of a step along K.
         is_turned: whether a tile of it is one of (N, K).
@@ -56,11 +60,14 @@ class RightOperand:
         places = {leaf: _place(leaf, names) for leaf in reads}
         is_turned = _is_turned(reads, places)
         self.is_turned = is_turned ^ core.attrs["trans_b"]
+        rows = present(math.prod(core.shape[:-1]))
+        is_of_vectors = self.is_turned and rows <= FEW and not names.places.is_on_gpu
+        self.dtype = WIDE if is_of_vectors else root.dtype  # which rounds nothing
         tile = TILES_OF_RIGHT[self.is_turned]
         loops = dict(zip("cr" if is_turned else "rc", zip(tile, "ij", strict=True), strict=True))
         starts = {v: f"{tiles[t]} + {i}" for v, (t, i) in loops.items()}
         elements = _Elements(prologue, names, places, starts)
-        self.made = [f"{b} = T.alloc_shared(({', '.join(tile)}), {root.dtype!r})"]
+        self.made = [f"{b} = T.alloc_shared(({', '.join(tile)}), {self.dtype!r})"]
         self.loads = list[str]()
         for leaf, at in reads.items() if names.places.is_on_gpu else ():
             axes = _tile_axes(at, elements.extents)
@@ -74,7 +81,7 @@ class RightOperand:
             self.made.append(f"{own} = T.alloc_shared(({shape}), {leaf.dtype!r})")
             self.loads.append(f"T.copy({names.read(leaf, seen)}[{first}], {own})")
             elements.copied[leaf] = f"{own}[{index}]"
-        value = elements.root()
+        value = elements.root(self.dtype)
         self.loads += [
             f"for i, j in T.Parallel({', '.join(tile)}):",
             *(f"    {line}" for line in elements.lines),
@@ -88,7 +95,7 @@ def unpacked(group: Group, name: str, places: Places) -> Program:
     prologue: Prologue = root.attrs["prologue"]
     at = {leaf: _place(leaf, names) for leaf in prologue.leaves}
     elements = _Elements(prologue, names, at, {"r": "row", "c": "column"})
-    value, (rows, columns) = elements.root(), root.shape
+    value, (rows, columns) = elements.root(root.dtype), root.shape
     lines = [
         f"with T.Kernel(T.ceildiv({columns}, block_N), T.ceildiv({rows}, block_M), "
         "threads=threads) as (bx, by):",
@@ -125,11 +132,10 @@ class _Elements:
         self.extents = dict(zip("rc", self.prologue.root.shape, strict=True))
         self._variables = {v: (start, self.extents[v]) for v, start in self.starts.items()}
 
-    def root(self) -> str:
-        """Return the text of an element of the operand, in its type."""
-        root = self.prologue.root
+    def root(self, dtype: str) -> str:
+        """Return the text of an element of the operand in a type."""
         at = [digits.of_variable(v, self.extents[v]) for v in "rc"]
-        return stored_as(root.dtype, self._number(root, at))
+        return stored_as(dtype, self._number(self.prologue.root, at))
 
     def _number(self, node: Node, at: Sequence[Index]) -> str:
         """Return the text of an element as a float32, or truth."""
