@@ -331,3 +331,13 @@ def test_options_are_those_of_computations(computations):
     assert (computation.target, computation.dynamic) == ("avx2", False)
     (launch,) = steps(computation, Launch)
     assert launch.stage.kernel.artifact.manifest.isa == "avx2"
+
+
+def test_numbers_that_no_argument_decides_are_drawn_anew():
+    compiled = torch.compile(lambda x: x + torch.rand(4, 8), backend="tilecore")
+    x = torch.zeros(4, 8)
+    torch.manual_seed(0)
+    one, other = compiled(x), compiled(x)
+    assert not torch.equal(one, other)
+    torch.manual_seed(0)
+    assert torch.equal(one, compiled(x))
