@@ -341,3 +341,10 @@ def test_numbers_that_no_argument_decides_are_drawn_anew():
     assert not torch.equal(one, other)
     torch.manual_seed(0)
     assert torch.equal(one, compiled(x))
+
+
+def test_truth_in_kernels_of_rows():
+    def function(x, at):
+        return F.cross_entropy(x, at, label_smoothing=0.1)
+
+    check(function, torch.randn(6, 10, requires_grad=True), torch.tensor([3, -100, 0, 9, -100, 1]))
