@@ -1,6 +1,7 @@
 """``torch.compile(backend="tilecore")``: results and gradients are those of torch itself."""
 
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -348,3 +349,16 @@ def test_truth_in_kernels_of_rows():
         return F.cross_entropy(x, at, label_smoothing=0.1)
 
     check(function, torch.randn(6, 10, requires_grad=True), torch.tensor([3, -100, 0, 9, -100, 1]))
+
+
+def test_threads_call_a_model_that_another_one_compiles():
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+    compiled, x = torch.compile(model, backend="tilecore"), torch.randn(8, 8)
+
+    def computed(rows):
+        with torch.no_grad():
+            for count in range(1, 1 + rows):
+                torch.testing.assert_close(compiled(x[:count]), model(x[:count]))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(computed, [3, 4, 5, 6]))
