@@ -236,7 +236,7 @@ class Plan:
             for name, node in self.inputs.items()
         }
         returned: dict[Call, Sequence[Any]] = {}
-        for step in self.steps:
+        for step, done in zip(self.steps, self._done, strict=True):
             if isinstance(step, Launch):
                 given = [arrays.at(known, place) for place in step.reads]
                 before(step.stage, given)
@@ -259,7 +259,28 @@ class Plan:
                 known[step.node] = found
             else:
                 known[step] = arrays.laid(step.attrs["held"], step, self.alignment)
+            for one in done:
+                if isinstance(one, Call):
+                    returned.pop(one)
+                else:
+                    known.pop(one)
         return [arrays.whole(arrays.at(known, place)) for place in self.results]
+
+    @functools.cached_property
+    def _done(self) -> list[list[Node | Call]]:
+        """By step, of which memories, and calls of several results, no later one reads any more."""
+        last: dict[Node | Call, int] = {}
+        for number, step in enumerate(self.steps):
+            used: list[Node | Call] = [place.memory for place in _reads(step)]
+            used += _made(step)
+            used += [step.node.attrs["call"]] if isinstance(step, Called) else []
+            last.update(dict.fromkeys(used, number))
+        for place in self.results:
+            last.pop(place.memory, None)
+        found: list[list[Node | Call]] = [[] for _ in self.steps]
+        for one, number in last.items():
+            found[number].append(one)
+        return found
 
     @functools.cached_property
     def _fixed(self) -> frozenset[int]:
@@ -387,6 +408,12 @@ def _reads(step: Step) -> Sequence[Place]:
     if isinstance(step, Node):
         return ()
     return (step.source,) if isinstance(step, Copy) else step.reads
+
+
+def _made(step: Step) -> Sequence[Node]:
+    if isinstance(step, Launch):
+        return step.roots
+    return (step,) if isinstance(step, Node) else (step.node,)
 
 
 def recommended(program: Program, sample: JITImpl, count: int) -> Sequence[RecommendedConfig]:
