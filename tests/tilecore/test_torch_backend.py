@@ -458,3 +458,15 @@ def test_threads_call_a_model_that_another_one_compiles():
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(computed, [3, 4, 5, 6]))
+
+
+@pytest.mark.parametrize("mask", [False, True])
+def test_keys_of_groups_of_heads(computations, mask):
+    seen = torch.ones(9, 9, dtype=torch.bool).tril() if mask else None
+
+    def function(q, k):
+        return F.scaled_dot_product_attention(q, k, k, seen, is_causal=not mask, enable_gqa=True)
+
+    compare(function, torch.randn(2, 4, 9, 16), torch.randn(2, 2, 9, 16))
+    assert steps(computations[0], Launch)
+    check(function, torch.randn(2, 4, 9, 16).requires_grad_(), torch.randn(2, 2, 9, 16))

@@ -199,7 +199,7 @@ def _attention(
     attn_mask: Any = None, scale: float | None = None,
 ) -> Any:  # fmt: skip
     found = torch.nn.functional.scaled_dot_product_attention(
-        q, k, v, attn_mask, dropout_p, is_causal, scale=scale
+        q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )
     return (found,)
 
