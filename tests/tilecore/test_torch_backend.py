@@ -470,3 +470,7 @@ def test_keys_of_groups_of_heads(computations, mask):
     compare(function, torch.randn(2, 4, 9, 16), torch.randn(2, 2, 9, 16))
     assert steps(computations[0], Launch)
     check(function, torch.randn(2, 4, 9, 16).requires_grad_(), torch.randn(2, 2, 9, 16))
+
+
+def test_bits_as_another_type():
+    compare(lambda x: (x.T.contiguous().view(torch.int32) & 3).float() * 2, torch.randn(4, 6))

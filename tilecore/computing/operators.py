@@ -45,7 +45,7 @@ def function_of(node: torch.fx.Node) -> Function:
     if of_first is not None and _used(node) <= {0}:
         return of_first
     own = OWN.get(_name(overload))
-    if own is not None:
+    if own is not None and overload is not _ATEN.view.dtype:  # of the same bits
         return own
     if torch.Tag.nondeterministic_seeded in overload.tags and isinstance(known, torch.Tensor):
         is_fixed = all(isinstance(extent, int) for extent in known.shape)  # else it is refused
