@@ -18,12 +18,14 @@ import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._ops import OpOverload
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
+from tilecore.computing.calls import RESULTS
 from tilecore.computing.computation import Computation
-from tilecore.computing.operators import function_of
-from tilecore.errors import ShapeMismatch, TypeMismatch, UnsupportedSyntax
+from tilecore.computing.operators import OPERATORS, function_of
+from tilecore.computing.trees import Varying
+from tilecore.errors import ArgumentError, ShapeMismatch, TypeMismatch, UnsupportedSyntax
+from tilecore.torch_graphs import Results, computes, empty_arguments, leave_out_empty
 
 _ATEN = torch.ops.aten
 OPTIONS = ("target", "dynamic")
@@ -84,45 +86,50 @@ def _compiled(
 ) -> Callable[[list[Any]], Any]:
     """Return what computes a graph of operators, in the calling convention of AOTAutograd."""
     _ = inputs
-    _leave_out_empty(graph.graph)
+    leave_out_empty(graph.graph)
+    results = Results.of(graph.graph)
     for node in graph.graph.nodes:
-        if node.op == "call_function" and isinstance(node.target, OpOverload):
+        if node.op == "call_function" and isinstance(node.target, OPERATORS):
             node.target = function_of(node)
     graph.recompile()
     _LazyGraphModule.force_recompile(graph)  # else its parameters have no names yet
-    call = _Call(graph, Computation(graph, **options))
+    call = _Call(graph, Computation(graph, **options, inputs=RESULTS), results)
     return call.boxed
 
 
-def _leave_out_empty(graph: torch.fx.Graph) -> None:
-    """Have nothing join or put in tensors without elements, which computations do not have."""
-    for node in graph.nodes:
-        if node.target is _ATEN.cat.default:
-            parts = [p for p in node.args[0] if 0 not in p.meta["val"].shape]
-            node.args = (parts or node.args[0], *node.args[1:])
-        elif node.target is _ATEN.slice_scatter.default and 0 in node.args[1].meta["val"].shape:
-            node.replace_all_uses_with(node.args[0])
-    graph.eliminate_dead_code()
+def _passed(value: Any) -> Any:
+    """Return an argument of a graph as computations take it: integers are sizes."""
+    return Varying(value) if type(value) is int else value
 
 
 class _Call:
     """Computes a graph: by our kernels, once they refused by torch."""
 
-    def __init__(self, graph: torch.fx.GraphModule, computation: Computation) -> None:
-        self._graph, self._computation = graph, computation
-        self._is_refused = False
+    def __init__(
+        self, graph: torch.fx.GraphModule, computation: Computation, results: Results
+    ) -> None:
+        self._graph, self._computation, self._results = graph, computation, results
+        self._empty = frozenset(empty_arguments(graph.graph))
+        self._is_refused = not computes(graph.graph)
 
     def boxed(self, given: list[Any]) -> Any:
         """Return the results for a list of tensors and numbers, which is emptied."""
-        if not self._is_refused:
-            try:
-                return self._computation.consume(given)
-            except REFUSALS as error:  # while it is read: nothing was computed, and nothing written
-                self._is_refused = True
-                said = str(error).splitlines()[0]
-                warnings.warn(f"torch computes a graph of torch.compile: {said}", GraphByTorch, 2)
-        args = tuple(given)
+        args = [None if at in self._empty else _passed(one) for at, one in enumerate(given)]
         given.clear()
-        return self._graph(*args)
+        return self._results.whole(self._computed(args))
 
     boxed._boxed_call = True  # type: ignore[attr-defined]
+
+    def _computed(self, args: list[Any]) -> Any:
+        """Return what the graph returns; what kernels compute of empties the list."""
+        if self._is_refused:
+            return self._graph(*args)
+        try:
+            return self._computation.consume(args)
+        except ArgumentError as error:  # of an operator of torch's, for what elements are
+            raise error.__cause__ or error from None
+        except REFUSALS as error:  # while it is read: nothing was computed, and nothing written
+            self._is_refused = True
+            said = str(error).splitlines()[0]
+            warnings.warn(f"torch computes a graph of torch.compile: {said}", GraphByTorch, 2)
+            return self._graph(*args)

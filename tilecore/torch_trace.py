@@ -25,9 +25,14 @@ def labelled_as(label: str) -> Any:
 
 
 def is_traced() -> bool:
-    """Return whether torch.compile or torch.export reads the code that calls this."""
+    """Return whether torch.compile or torch.export reads the code that calls this.
+
+    That torch compiles it says of all threads; in the one that does, it has modes for what runs.
+    """
     torch = sys.modules.get("torch")
-    return torch is not None and torch.compiler.is_compiling()
+    if torch is None or not torch.compiler.is_compiling():
+        return False
+    return bool(torch.compiler.is_dynamo_compiling() or torch._C._len_torch_dispatch_stack())
 
 
 def is_autocast() -> bool:

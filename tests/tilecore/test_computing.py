@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import weakref
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -709,3 +711,27 @@ def test_the_nearest_name_is_told_of_what_it_does_not_know():
     with pytest.raises(UnsupportedSyntax) as caught:
         tilecore.compute(lambda x: x.softmx(-1))(torch.randn(3, 4))
     assert caught.value.hint == "did you mean `Tensor.softmax`?"
+
+
+def test_what_no_step_reads_any_more_is_freed():
+    """All tensors between kernels of a deep model lived as long as its call."""
+    weights = [torch.randn(8, 8) for _ in range(6)]
+
+    def function(x):
+        for weight in weights:
+            x = (x @ weight).cumsum(0)
+        return x
+
+    computation, x = tilecore.compute(function), torch.randn(5, 8)
+    plan = computation.plan(x)
+    living: list[weakref.ref[torch.Tensor]] = []
+    most = 0
+
+    def watch(stage: object, given: Sequence[torch.Tensor]) -> None:
+        nonlocal most
+        living.extend(weakref.ref(tensor) for tensor in given)
+        most = max(most, len({id(ref()) for ref in living if ref() is not None}))
+
+    torch.testing.assert_close(plan.computed({"x": x}, watch)[0], function(x))
+    held = 1 + len(weights)
+    assert most <= held + 2

@@ -199,6 +199,19 @@ def test_kernels_know_how_many_threads_there_are():
     assert [int(n) for n in found.split()] == [CORES, 1, 1]
 
 
+def test_libraries_of_kernels_have_no_memory_per_thread():
+    """The loader ended processes in which there were 60 of them, when they imported TVM."""
+    gemm = kernels.get("gemm")
+    problem = gemm.parse_problem({"m": 30, "n": 40, "k": 50})
+    text = compile(gemm.program(problem, dict(gemm.default_config()))).library.read_bytes()
+    first, size, count = (int.from_bytes(text[at : at + n], "little")
+                          for at, n in ((32, 8), (54, 2), (56, 2)))  # fmt: skip
+    kinds = [int.from_bytes(text[first + i * size :][:4], "little") for i in range(count)]
+    load, per_thread = 1, 7  # PT_LOAD, PT_TLS
+    assert load in kinds
+    assert per_thread not in kinds
+
+
 @pytest.mark.exhaustive
 def test_a_forked_child_has_threads_of_its_own():
     """OpenMP would wait in it for threads that the parent has."""

@@ -1,6 +1,7 @@
 """``torch.compile(backend="tilecore")``: results and gradients are those of torch itself."""
 
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -59,6 +60,15 @@ def check(function, *args, tolerance=1e-5, **options):
     for ours, exact in zip(found, wanted, strict=True):
         assert ours.dtype == exact.dtype
         torch.testing.assert_close(ours, exact, rtol=tolerance, atol=tolerance)
+
+
+def compare(function, *args, **options):
+    """Compare results with torch's, without a gradient; no graph may be torch's own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", torch_backend.GraphByTorch)
+        found = listed(torch.compile(function, backend="tilecore", **options)(*args))
+    for ours, exact in zip(found, listed(function(*args)), strict=True):
+        torch.testing.assert_close(ours, exact, check_stride=ours.numel() > 0)
 
 
 class Block(nn.Module):
@@ -303,7 +313,7 @@ def test_arguments_and_buffers_are_written():
 
 def test_a_graph_that_is_refused_is_torchs_own():
     def function(x):
-        return torch.linalg.inv(x @ x.T + 9 * torch.eye(6)) + x.T @ x
+        return F.rrelu(x, training=True).sign() + x.T @ x
 
     torch.compiler.reset()
     x = torch.randn(6, 6)
@@ -331,3 +341,136 @@ def test_options_are_those_of_computations(computations):
     assert (computation.target, computation.dynamic) == ("avx2", False)
     (launch,) = steps(computation, Launch)
     assert launch.stage.kernel.artifact.manifest.isa == "avx2"
+
+
+def test_numbers_that_no_argument_decides_are_drawn_anew():
+    compiled = torch.compile(lambda x: x + torch.rand(4, 8), backend="tilecore")
+    x = torch.zeros(4, 8)
+    torch.manual_seed(0)
+    one, other = compiled(x), compiled(x)
+    assert not torch.equal(one, other)
+    torch.manual_seed(0)
+    assert torch.equal(one, compiled(x))
+
+
+def test_results_lie_as_those_of_torch():
+    def function(x):
+        y = x.exp()
+        torch._dynamo.graph_break()
+        return y, y.T.view(-1) * 2
+
+    x = torch.randn(3, 4, requires_grad=True)
+    check(lambda x: function(x.T), x)
+    compare(torch.relu, torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last))
+
+
+def test_strides_are_those_that_torch_has_told_of():
+    x = torch.randn(4, 3).T
+    compare(lambda x: (x * 2).as_strided((4, 3), (3, 1), 0) + 1, x)
+    compare(lambda x: x.as_strided((4, 2), (3, 1), 1) + 1, x)
+    compare(lambda x: torch.view_as_complex(x.T.clone(memory_format=torch.contiguous_format)).abs(),
+            torch.randn(2, 5))  # fmt: skip
+
+
+def test_truth_in_kernels_of_rows():
+    def function(x, at):
+        return F.cross_entropy(x, at, label_smoothing=0.1)
+
+    check(function, torch.randn(6, 10, requires_grad=True), torch.tensor([3, -100, 0, 9, -100, 1]))
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * 2 + 1, lambda x: x.sum(0), lambda x: x.T @ x, lambda x: x.T @ x + x.sum(),
+        lambda x: torch.cat([x, x.exp()]), lambda x: F.pad(x, (0, 0, 1, 1)) + 1,
+    ],
+)  # fmt: skip
+def test_tensors_without_elements(function):
+    check(function, torch.randn(0, 5, requires_grad=True))
+    check(lambda x: (function(x[:0]), x * 2), torch.randn(3, 5, requires_grad=True))
+
+
+def test_bags_of_words(computations):
+    class Bags(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.other = (nn.EmbeddingBag(50, 8, mode=mode) for mode in ("sum", "mean"))
+
+        def forward(self, ids, firsts):
+            return (self.one(ids, firsts) * self.other(ids, firsts)).sigmoid()
+
+    check(Bags(), torch.randint(0, 50, (10,)), torch.tensor([0, 4, 4]))
+    assert all(steps(computation, Launch) for computation in computations)
+
+
+def test_constants_are_numbers_in_kernels(computations):
+    compare(lambda x: torch.where(x > 0, x, 0.5) + torch.zeros(5, 6), torch.randn(5, 6))
+    (computation,) = computations
+    assert not [s for plan in computation.plans for s in plan.held]
+
+
+def test_sizes_of_constants_vary(computations):
+    def function(x):
+        return x + torch.zeros(x.shape[0], 6) + torch.arange(x.shape[0])[:, None]
+
+    compiled = torch.compile(function, backend="tilecore", dynamic=True)
+    for rows in (33, 40, 50, 45):
+        torch.testing.assert_close(compiled(torch.ones(rows, 6)), function(torch.ones(rows, 6)))
+    (computation,) = computations
+    assert len({stage for plan in computation.plans for stage in plan.stages}) == 3
+
+
+def test_what_torch_checks_it_refuses_itself():
+    def function(x):
+        return torch.linalg.inv(x) + x
+
+    compare(function, torch.randn(6, 6) + 9 * torch.eye(6))
+    with pytest.raises(torch.linalg.LinAlgError):
+        torch.compile(function, backend="tilecore")(torch.zeros(3, 3))
+
+
+def test_branches_that_elements_decide():
+    def function(x):
+        return torch.cond(x.sum() > 0, lambda x: x.exp() + 1, lambda x: x * 2, (x,)) * 2
+
+    compare(function, torch.ones(4))
+    compare(function, -torch.ones(4))
+
+
+def test_wide_floats_are_torchs(computations):
+    def function(x, y):
+        return (x.sigmoid() * y.float() + 1).log(), x.double().cumsum(0) * y
+
+    check(function, torch.rand(5, requires_grad=True), torch.rand(5, dtype=torch.float64))
+    assert steps(computations[0], Launch)
+
+
+def test_threads_call_a_model_that_another_one_compiles():
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+    compiled, x = torch.compile(model, backend="tilecore"), torch.randn(8, 8)
+
+    def computed(rows):
+        with torch.no_grad():
+            for count in range(1, 1 + rows):
+                torch.testing.assert_close(compiled(x[:count]), model(x[:count]))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(computed, [3, 4, 5, 6]))
+
+
+@pytest.mark.parametrize("mask", [False, True])
+def test_keys_of_groups_of_heads(computations, mask):
+    seen = torch.ones(9, 9, dtype=torch.bool).tril() if mask else None
+
+    def function(q, k):
+        return F.scaled_dot_product_attention(q, k, k, seen, is_causal=not mask, enable_gqa=True)
+
+    compare(function, torch.randn(2, 4, 9, 16), torch.randn(2, 2, 9, 16))
+    assert steps(computations[0], Launch)
+    check(function, torch.randn(2, 4, 9, 16).requires_grad_(), torch.randn(2, 2, 9, 16))
+
+
+def test_bits_as_another_type():
+    compare(lambda x: (x.T.contiguous().view(torch.int32) & 3).float() * 2, torch.randn(4, 6))

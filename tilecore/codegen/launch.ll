@@ -3,17 +3,21 @@
 ; where that runtime is (tilecore/runtime/threads.py).
 
 ; GOMP_parallel (null: use TVM's threads), omp_get_thread_num, omp_get_num_threads, TVM's launch,
-; cores, and who says how many of them are used now (null: all)
-%pool = type { ptr, ptr, ptr, ptr, i32, ptr }
+; cores, who says how many of them are used now (null: all), and under which key each thread has how
+; many threads its next launch is worth (0: all there are). No thread_local of the kernel's own: the
+; loader (glibc 2.36) ends the process where a library with several such dependencies meets the end
+; of its table, which holds as many libraries as 64 kernels.
+%pool = type { ptr, ptr, ptr, ptr, i32, ptr, i32 }
 %env = type { ptr, i32 }                ; TVMParallelGroupEnv: no barrier, number of tasks
 %job = type { ptr, ptr, i32, i32, ptr } ; function, its data, number of tasks, failure, its error
 
 @pool = internal global ptr null
-@team = internal thread_local global i32 0 ; threads that the next launch is worth; 0: all there are
 
 declare void @TVMFFIErrorMoveFromRaised(ptr)
 declare void @TVMFFIErrorSetRaised(ptr)
 declare i32 @TVMFFIObjectDecRef(ptr)
+declare ptr @pthread_getspecific(i32)
+declare i32 @pthread_setspecific(i32, ptr)
 
 define void @tilecore_join(ptr %pool) {
   store ptr %pool, ptr @pool
@@ -21,7 +25,19 @@ define void @tilecore_join(ptr %pool) {
 }
 
 define i32 @tilecore_team(i32 %threads) {
-  store i32 %threads, ptr @team
+entry:
+  %pool = load ptr, ptr @pool
+  %is_none = icmp eq ptr %pool, null
+  br i1 %is_none, label %end, label %told
+
+told:
+  %key.at = getelementptr %pool, ptr %pool, i32 0, i32 6
+  %key = load i32, ptr %key.at
+  %worth = inttoptr i32 %threads to ptr
+  %kept = call i32 @pthread_setspecific(i32 %key, ptr %worth)
+  br label %end
+
+end:
   ret i32 0
 }
 
@@ -147,8 +163,11 @@ entry:
   %env = alloca %env
   %pool = load ptr, ptr @pool
   %cores = call i32 @cores(ptr %pool)
-  %worth = load i32, ptr @team
-  store i32 0, ptr @team
+  %key.at = getelementptr %pool, ptr %pool, i32 0, i32 6
+  %key = load i32, ptr %key.at
+  %asked = call ptr @pthread_getspecific(i32 %key)
+  %worth = ptrtoint ptr %asked to i32
+  %left = call i32 @pthread_setspecific(i32 %key, ptr null)
   %is_all = icmp eq i32 %worth, 0
   %wanted = select i1 %is_all, i32 %cores, i32 %worth
   %is_few = icmp slt i32 %wanted, %cores

@@ -23,6 +23,8 @@ INPUTS = (*FLOATS, "bool", *CUT, "complex64")
 RESULTS = (*INPUTS, "float64", "complex128")
 
 
+# Functions that take elements side by side: of those that a computation has in another order, too.
+OF_NEIGHBOURS = ("view_as_complex", "view")  # the latter as another element type
 ShapeOf = Callable[["Call", Sequence[Shape], SourceSpan], Shape]
 # Functions of whose result the shape is known where sizes vary: as their tensors broadcast, ...
 OF_ELEMENTS = (
@@ -154,6 +156,7 @@ def called(
         ShapeMismatch: a result has no elements (TC201).
     """
     nodes: list[Node] = []
+    function = _of_neighbours(function) if name in OF_NEIGHBOURS else function
     call = _call(name, function, args, kwargs, nodes)
     if not is_told:
         return made(call, nodes, nodes[0].shape, nodes[0].dtype, span)
@@ -188,10 +191,16 @@ def called(
             shape = fitted[place]
         is_dense = tensor.is_contiguous()
         attrs = {"shares": owners[0] if owners else None, "is_dense": is_dense}
-        return made(call, nodes, shape, _dtype(tensor), span, place, **attrs)
+        make = _node if isinstance(found, tuple | list) else made  # of several who reads it refuses
+        return make(call, nodes, shape, _dtype(tensor), span, place, **attrs)
 
     places = itertools.count()
     return mapped(found, torch.Tensor, result)
+
+
+def _of_neighbours(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of a tensor whose elements lie one after the other."""
+    return lambda x, *args, **kwargs: function(x.contiguous(), *args, **kwargs)
 
 
 def joined(name: str, tensors: Sequence[Node], dim: int, span: SourceSpan) -> Node:
@@ -310,6 +319,14 @@ def made(
     """
     if any(not varies(n) and n == 0 for n in shape):
         raise ShapeMismatch(what=call.name, expected="elements", found=f"shape {shape}", span=span)
+    return _node(call, nodes, shape, dtype, span, place, **said)
+
+
+def _node(
+    call: Call, nodes: Sequence[Node], shape: Shape, dtype: str, span: SourceSpan, place: int,
+    **said: Any,
+) -> Node:  # fmt: skip
+    """Return the node of a result of a call, which may have no elements."""
     shape = tuple(n.sizes.whole(n) if varies(n) else n for n in shape)
     is_fixed = all(map(is_constant, nodes))
     attrs = MappingProxyType({"call": call, "place": place, "is_constant": is_fixed, **said})

@@ -29,6 +29,7 @@ from tilecore.computing import (
     right_operand,
     rows,
 )
+from tilecore.computing.calls import INPUTS
 from tilecore.computing.extents import varies
 from tilecore.computing.fusion import Group, steps
 from tilecore.computing.graph import Node, consumers, ordered, rewritten
@@ -84,12 +85,14 @@ class Computation:
         name: of the function; of a module: of its class.
         target: what its kernels are compiled for.
         dynamic: whether kernels are for sizes that vary; None: once they do.
+        inputs: element types of the tensors that it takes.
     """
 
     def __init__(
-        self, function: Callable[..., Any], target: Any = "auto", dynamic: bool | None = None
-    ) -> None:
-        self.function, self.target, self.dynamic = function, target, dynamic
+        self, function: Callable[..., Any], target: Any = "auto", dynamic: bool | None = None,
+        inputs: tuple[str, ...] = INPUTS,
+    ) -> None:  # fmt: skip
+        self.function, self.target, self.dynamic, self.inputs = function, target, dynamic, inputs
         self.label = labelled(self)
         self._variants = Variants(function)
         self._stages: Memo[Stage] = Memo()
@@ -103,7 +106,8 @@ class Computation:
 
     def __deepcopy__(self, known: Any) -> Computation:
         """Return the computation of a copy of the function: of a module that is copied, its own."""
-        return Computation(copy.deepcopy(self.function, known), self.target, self.dynamic)
+        function = copy.deepcopy(self.function, known)
+        return Computation(function, self.target, self.dynamic, self.inputs)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         """Return where another process finds it: by its name, or what it is of."""
@@ -112,7 +116,7 @@ class Computation:
             found = getattr(found, name, None)
         if found is self:
             return str(self.__qualname__)
-        return Computation, (self.function, self.target, self.dynamic)
+        return Computation, (self.function, self.target, self.dynamic, self.inputs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute; tensors are torch's or NumPy's, other arguments are plain Python.
@@ -354,7 +358,8 @@ class Computation:
         """Return a plan; ``settles``: what is computed of held tensors is known by now."""
         bound = bound.changed(bound.arguments)
         inputs, traced = {}, dict[str, Any]()
-        with held.watched(), reading(given.tensors.values(), settles) as values:
+        passed = given.tensors.values()
+        with held.watched(), reading(passed, settles, self.inputs) as values:
             for name, tensor in given.tensors.items():
                 shape, strides = layouts[name]
                 lying = {} if strides is None else {"strides": strides}

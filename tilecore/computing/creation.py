@@ -220,8 +220,9 @@ def settled(roots: Sequence[Node]) -> list[Node]:
         """Return whether a tensor is the same at every call."""
         if node not in known:
             is_own = node.kind == "view" or (
-                node.kind == "call" and node.op != UNFILLED and not node.attrs["call"].has_extents
-            )
+                node.kind == "call" and node.op != UNFILLED and "draw" not in node.attrs
+                and not node.attrs["call"].has_extents
+            )  # fmt: skip
             is_small = is_own and not any(map(varies, node.shape)) and node.size <= MOST_KEPT
             known[node] = is_small and all(map(is_kept, node.producers))
         return known[node]

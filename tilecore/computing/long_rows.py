@@ -17,6 +17,7 @@ from tilecore.computing.rows import (
     REDUCTIONS,
     Loop,
     combined,
+    held_as,
     stored,
     stored_as,
     wide,
@@ -117,7 +118,8 @@ class _Walks:
         return name
 
     def _loop(self) -> Loop:
-        loop = Loop(self._group, self._names, dict(self._known))
+        known = {node: held_as(node.dtype, text) for node, text in self._known.items()}
+        loop = Loop(self._group, self._names, known)
         for operand in self._group.operands:
             place = self._names.places.read(operand)
             loop.known[operand] = self._names.element(

@@ -27,11 +27,13 @@ class Reading:
             torch's.
         settles: whether what is computed of tensors that the function holds is known by now, since
             Python decides by it.
+        inputs: element types of tensors that are passed or held.
         values: tensors that the function holds whose elements decide on how it is read.
     """
 
     device: Any
     settles: bool = False
+    inputs: tuple[str, ...] = calls.INPUTS
     values: list[Any] = field(default_factory=list)
 
 
@@ -49,14 +51,16 @@ def device() -> Any:
     return None if now is None else now.device
 
 
-def begin(tensors: Iterable[Any], settles: bool) -> Token[Reading | None]:
+def begin(
+    tensors: Iterable[Any], settles: bool, inputs: tuple[str, ...]
+) -> Token[Reading | None]:  # fmt: skip
     """Have a function read that is called with some tensors, until the token is reset."""
     import torch
 
     known = list(tensors)
     found = next((t.device for t in known if isinstance(t, torch.Tensor)), torch.device("cpu"))
     is_numpy = any(isinstance(t, np.ndarray) for t in known)
-    return _reading.set(Reading(None if is_numpy else found, settles))
+    return _reading.set(Reading(None if is_numpy else found, settles, inputs))
 
 
 def end(token: Token[Reading | None]) -> None:
@@ -104,9 +108,11 @@ def input_of(name: str, tensor: Any, shape: Shape | None = None, **attrs: Any) -
             expected=f"`{name}` of all elements", found=layout, span=span,
             hint="convert it first: to_dense()",
         )  # fmt: skip
-    if dtype not in calls.INPUTS:
+    now = _reading.get()
+    known = calls.INPUTS if now is None else now.inputs
+    if dtype not in known:
         raise TypeMismatch(
-            expected=f"`{name}` of element type {', '.join(calls.INPUTS)}", found=dtype, span=span,
+            expected=f"`{name}` of element type {', '.join(known)}", found=dtype, span=span,
             hint="convert it first",
         )  # fmt: skip
     shape = tuple(int(n) for n in tensor.shape) if shape is None else shape

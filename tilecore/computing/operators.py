@@ -14,27 +14,38 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._pytree import tree_leaves
 
 from tilecore.computing.attention_gradients import NAME, gradients
 from tilecore.computing.operands import reading
 from tilecore.computing.tensor import Traced, called, drawn
 from tilecore.errors import UnsupportedSyntax
+from tilecore.torch_graphs import Nothing, told_on, with_effects, with_nothing
 
 _ATEN = torch.ops.aten
 Function = Callable[..., Any]
+OPERATORS = (OpOverload, HigherOrderOperator)
 
 
 def function_of(node: torch.fx.Node) -> Function:
     """Return what computes a node of a graph that calls an operator: of traced tensors or real."""
     overload, known = node.target, node.meta.get("val")
+    if overload is with_effects:
+        return _with_effects
+    if isinstance(overload, HigherOrderOperator) or overload in OF_DEVICE:
+        device = next(t.device for t in tree_leaves(known) if isinstance(t, torch.Tensor))
+        return _named(_name(overload), told_on(device, overload))
     assert isinstance(overload, OpOverload)
+    if any(given.target is Nothing for given in node.all_input_nodes):
+        return _named(_name(overload), with_nothing(overload))
+    if overload is _ATEN.as_strided.default:
+        return _strided(node.all_input_nodes[0].meta["val"])
     of_first = OF_FIRST.get(overload)
     if of_first is not None and _used(node) <= {0}:
         return of_first
     own = OWN.get(_name(overload))
-    if own is not None:
+    if own is not None and overload is not _ATEN.view.dtype:  # of the same bits
         return own
     if torch.Tag.nondeterministic_seeded in overload.tags and isinstance(known, torch.Tensor):
         is_fixed = all(isinstance(extent, int) for extent in known.shape)  # else it is refused
@@ -47,19 +58,25 @@ def _used(node: torch.fx.Node) -> set[int]:
     return {user.args[1] for user in node.users if user.target is operator.getitem}
 
 
-def _name(overload: OpOverload) -> str:
+def _name(overload: Any) -> str:
+    if isinstance(overload, HigherOrderOperator):
+        return str(overload.name())
     name: str = overload._schema.name.partition("::")[2]
     return name
 
 
 @functools.cache
 def _by_name(overload: OpOverload) -> Function:
-    name = _name(overload)
+    return _named(_name(overload), overload)
+
+
+def _named(name: str, of_torch: Function) -> Function:
+    """Return what calls an operator; ``of_torch``: of tensors of torch."""
 
     def function(*args: Any, **kwargs: Any) -> Any:
         if any(isinstance(leaf, Traced) for leaf in tree_leaves((args, kwargs))):
-            return called(name, args, kwargs, overload)
-        return overload(*args, **kwargs)
+            return called(name, args, kwargs, of_torch)
+        return of_torch(*args, **kwargs)
 
     function.__name__ = function.__qualname__ = name
     return function
@@ -75,6 +92,46 @@ def _drawing(overload: OpOverload, like: torch.Tensor) -> Function:
 
     function.__name__ = function.__qualname__ = _name(overload)
     return function
+
+
+def _strided(like: torch.Tensor) -> Function:
+    """Return ``as_strided`` of a tensor that torch takes to lie as another one does."""
+    shape, steps, first = tuple(like.shape), tuple(like.stride()), like.storage_offset()
+    is_told = all(isinstance(n, int) for n in (*shape, *steps, first))
+
+    def laid(x: torch.Tensor, size: Any, stride: Any, offset: int | None = None) -> torch.Tensor:
+        if (x.stride(), x.storage_offset()) != (steps, first):
+            x = torch.empty_strided(shape, steps, dtype=x.dtype, device=x.device).copy_(x)
+            offset = None if offset is None else offset - first
+        return _ATEN.as_strided.default(x, size, stride, offset)
+
+    def function(x: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
+        if not isinstance(x, Traced):
+            return _ATEN.as_strided.default(x, size, stride, storage_offset)
+        if not is_told:
+            raise UnsupportedSyntax(expected="strides that do not vary", found="`as_strided`")
+        return called("as_strided", (x, size, stride, storage_offset), {}, laid)
+
+    return function
+
+
+def _with_effects(token: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return what an operator does that has effects, behind a token that orders them."""
+    if any(isinstance(leaf, Traced) for leaf in tree_leaves((token, args, kwargs))):
+        function = functools.partial(_effect, operator)
+        return called("with_effects", (token, *args), kwargs, function)
+    if reading() is not None:
+        raise UnsupportedSyntax(expected="effects that follow from tensors", found=f"{operator}")
+    return _effect(operator, token, *args, **kwargs)
+
+
+def _effect(operator: Any, token: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    _ = token
+    found = operator(*args, **kwargs)
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    other = torch.empty(1, device=tensors[0].device if tensors else None)
+    results = found if isinstance(found, tuple) else () if found is None else (found,)
+    return (other, *results)
 
 
 # --- as other functions ---------------------------------------------------------------------------
@@ -97,6 +154,21 @@ def _softmax(x: Any, dim: int, half_to_float: bool) -> Any:
 
 def _log_softmax(x: Any, dim: int, half_to_float: bool) -> Any:
     return torch.log_softmax(x, dim, dtype=torch.float32 if half_to_float else None)
+
+
+def _creating(name: str) -> Function:
+    """Return what creates a tensor: one of the computation, while that is read."""
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        is_plain = kwargs.get("layout") in (None, torch.strided) and not kwargs.get("pin_memory")
+        named = {k: v for k, v in kwargs.items() if k not in ("layout", "pin_memory")}
+        return getattr(torch, name)(*args, **(named if is_plain else kwargs))
+
+    return function
+
+
+def _number(value: Any, *, dtype: Any = None, **kwargs: Any) -> Any:
+    return _creating("full")((), value, dtype=dtype or torch.get_default_dtype(), **kwargs)
 
 
 def _part(x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
@@ -127,7 +199,7 @@ def _attention(
     attn_mask: Any = None, scale: float | None = None,
 ) -> Any:  # fmt: skip
     found = torch.nn.functional.scaled_dot_product_attention(
-        q, k, v, attn_mask, dropout_p, is_causal, scale=scale
+        q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )
     return (found,)
 
@@ -152,6 +224,20 @@ def _flash_attention(
 ) -> Any:  # fmt: skip
     _ = return_debug_mask
     return _attention(q, k, v, dropout_p, is_causal, scale=scale)
+
+
+def _steps(x: Any, dim: int) -> Any:
+    """Return a stride, where it is known."""
+    if isinstance(x, Traced):
+        raise UnsupportedSyntax(expected="a graph of no strides that vary", found="`sym_stride`")
+    return x.stride(dim)
+
+
+def _first(x: Any) -> Any:
+    """Return where a tensor begins in its memory, where that is known."""
+    if isinstance(x, Traced):
+        raise UnsupportedSyntax(expected="a graph of no offsets", found="`sym_storage_offset`")
+    return x.storage_offset()
 
 
 def _by_channel(x: Any, value: Any) -> Any:
@@ -197,7 +283,12 @@ OWN: Mapping[str, Function] = {
     "view": _reshaped, "_unsafe_view": _reshaped,
     "alias": _as_it_is, "detach": _as_it_is, "native_dropout": _dropout,
     "_native_batch_norm_legit_functional": _trained_norm, NAME: _attention_gradients,
+    "scalar_tensor": _number, "sym_size": lambda x, dim: x.shape[dim],
+    "sym_numel": lambda x: x.numel(), "sym_stride": _steps, "sym_storage_offset": _first,
+    **{name: _creating(name) for name in ("full", "zeros", "ones", "arange", "eye", "linspace")},
 }  # fmt: skip
+# What their results are like depends on the device, as with operators that run graphs.
+OF_DEVICE = (_ATEN._embedding_bag.default, _ATEN._embedding_bag_forward_only.default)
 OF_FIRST: Mapping[OpOverload, Function] = {  # where only the first result is read
     _ATEN._scaled_dot_product_flash_attention_for_cpu.default: _attention,
     _ATEN._scaled_dot_product_flash_attention.default: _flash_attention,

@@ -209,6 +209,11 @@ def stored_as(dtype: str, text: str) -> str:
     return text if dtype == "float32" else f"T.cast({text}, {dtype!r})"
 
 
+def held_as(dtype: str, text: str) -> str:
+    """Return the text of an element of a fragment, in which truth is a number, as what it is."""
+    return f"({text} != 0.0)" if dtype == "bool" else text
+
+
 class _Rows:
     """Writes a program over blocks of rows, which lie in fragments from the first load on.
 
@@ -322,7 +327,8 @@ class _Rows:
     def _know(self, loop: Loop, node: Node) -> None:
         """Tell a loop what it reads for a node: fragments, and tensors smaller than the rows."""
         for one, place in self._places.items():
-            loop.known[one] = f"{place}[i, j]" if self._is_wide(one) else f"{place}[i]"
+            text = f"{place}[i, j]" if self._is_wide(one) else f"{place}[i]"
+            loop.known[one] = held_as(one.dtype, text)
         for operand in self._group.operands:
             if operand not in loop.known and self._reads(node, operand):
                 loop.known[operand] = self._element(operand, self._names.places.read(operand))

@@ -75,13 +75,15 @@ LAID = ("matmul", "linear", "addmm")  # ... and as rows, whatever it was given
 
 
 @contextmanager
-def reading(tensors: Iterable[Any], settles: bool = False) -> Iterator[list[Any]]:
+def reading(
+    tensors: Iterable[Any], settles: bool = False, inputs: tuple[str, ...] = calls.INPUTS
+) -> Iterator[list[Any]]:  # fmt: skip
     """Have a function read that is called with some tensors.
 
     Those that it holds are yielded whose elements decided on how it was read: all of which
-    something is computed, if it ``settles``.
+    something is computed, if it ``settles``. ``inputs``: element types that tensors may have.
     """
-    token = begin(tensors, settles)
+    token = begin(tensors, settles, inputs)
     from tilecore.computing import creation  # which needs torch
 
     now = operands.reading()

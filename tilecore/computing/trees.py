@@ -129,13 +129,18 @@ class Passed:
         return is_keyword or (is_either and name in self.named)
 
 
+class Varying(int):
+    """An integer that is passed, and may vary as sizes do."""
+
+
 @dataclass(eq=False)
 class Arguments:
     """The arguments of a call, taken apart.
 
     Attributes:
         tensors: by their place, such as ``cache.layers.0.keys``.
-        numbers: integers that objects hold, and floats, by their place; they may vary as sizes do.
+        numbers: integers that objects hold or that are told to vary, and floats, by their place;
+            they may vary as sizes do.
         containers: lists, dicts and objects, by their place.
         structure: what tells these arguments from others, whatever their tensors and numbers are.
     """
@@ -189,8 +194,8 @@ class Arguments:
                 (k, self._taken(v, f"{place}.{k}", known, in_object or is_own))
                 for k, v in items_of(value).items()
             )
-        if (in_object and kind is int) or kind is float:
-            self.numbers[place] = value
+        if (in_object and kind is int) or kind in (float, Varying):
+            self.numbers[place] = int(value) if kind is Varying else value
             return "number", kind
         try:
             hash(value)

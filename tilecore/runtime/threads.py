@@ -31,11 +31,11 @@ class Pool(ctypes.Structure):
     _fields_ = (
         ("parallel", ctypes.c_void_p), ("thread_number", ctypes.c_void_p),
         ("team_size", ctypes.c_void_p), ("own", ctypes.c_void_p), ("cores", ctypes.c_int32),
-        ("limit", ctypes.c_void_p),
+        ("limit", ctypes.c_void_p), ("key", ctypes.c_uint32),
     )  # fmt: skip
 
 
-_ALONE = Pool(None, None, None, None, 1, None)  # without torch: TVM's launch, and how many threads
+_ALONE = Pool(None, None, None, None, 1, None, 0)  # without torch: TVM's launch, how many threads
 
 
 @dataclass(slots=True)
@@ -57,6 +57,7 @@ def join(library: Path, cores: int) -> bool:
     """
     found = _openmp() if _has_torch() else None
     handle = ctypes.CDLL(str(library))
+    _ALONE.key = _key()
     try:
         slot, launch = ctypes.c_void_p.in_dll(handle, SLOT), handle[LAUNCH]
         handle[JOIN](ctypes.byref(_ALONE if found is None else found.pool))
@@ -116,6 +117,20 @@ def _limit() -> int | None:
 
 
 @functools.cache
+def _key() -> int:
+    """Return the key under which each thread keeps how many threads its next launch is worth.
+
+    Raises:
+        OSError: the process has no key left.
+    """
+    key = ctypes.c_uint32()
+    code = ctypes.CDLL(None).pthread_key_create(ctypes.byref(key), None)
+    if code:
+        raise OSError(code, "pthread_key_create")
+    return key.value
+
+
+@functools.cache
 def _openmp() -> Shared | None:
     """Return the threads of torch's OpenMP runtime; None: it has none.
 
@@ -130,7 +145,7 @@ def _openmp() -> Shared | None:
         parallel, number, size = entries
         if parallel is not None:
             limit = None if _chosen[0] else _limit()
-            pool = Pool(parallel if _wanted[0] else None, number, size, None, 1, limit)
+            pool = Pool(parallel if _wanted[0] else None, number, size, None, 1, limit, _key())
             return Shared(pool, parallel)
     return None
 
