@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Union
 import numpy as np
 
 from tilecore.errors import TypeMismatch
+from tilecore.ir.conversion import nearest
 from tilecore.ir.dtype import DType, promote
 
 if TYPE_CHECKING:
@@ -295,7 +296,10 @@ class Call(Expr):
 
 
 def const(value: float | bool, dtype: str | None = None) -> Const:
-    """Return a literal; without ``dtype``: bool, int32 (int64 where needed) or float32."""
+    """Return a literal; without ``dtype``: bool, int32 (int64 where needed) or float32.
+
+    One of float32, which may become a float64, keeps its digits; of 16 bits and less it is rounded.
+    """
     if dtype is None:
         if isinstance(value, (bool, np.bool_)):
             dtype = "bool"
@@ -305,7 +309,7 @@ def const(value: float | bool, dtype: str | None = None) -> Const:
             dtype = "float32"
     kind = DType(dtype)
     if kind.is_float:
-        return Const(float(value), kind)
+        return Const(float(value) if kind.bits >= 32 else nearest(value, kind), kind)
     if kind == "bool":
         return Const(bool(value), kind)
     return Const(int(value), kind)
