@@ -302,7 +302,7 @@ def test_rounding_and_stated_rounding(run_both, dtype):
     n = 64
 
     @T.prim_func
-    def main(X: T.Tensor((3, n), dtype), Y: T.Tensor((10, n), dtype)):
+    def main(X: T.Tensor((3, n), dtype), Y: T.Tensor((12, n), dtype)):
         with T.Kernel(1):
             for i in T.Parallel(n):
                 a, b, c = X[0, i], X[1, i], X[2, i]
@@ -316,6 +316,8 @@ def test_rounding_and_stated_rounding(run_both, dtype):
                 Y[7, i] = T.ieee_fsqrt(b)
                 Y[8, i] = T.ieee_frsqrt(b)
                 Y[9, i] = T.ieee_fdiv(a, b)
+                Y[10, i] = T.fma(a, b, c)
+                Y[11, i] = T.fmul(a, b)
 
     rng = np.random.default_rng(0)
     x = rng.uniform(-4, 4, (3, n)).astype(dtype)
@@ -325,9 +327,10 @@ def test_rounding_and_stated_rounding(run_both, dtype):
     away = np.trunc(a) + np.where(np.abs(a - np.trunc(a)) >= 0.5, np.sign(a), 0)
     expected = np.stack([
         np.rint(a), away, a + b, a - b, a * b, a * b + c, 1 / b, np.sqrt(b), b**-0.5, a / b,
+        a * b + c, a * b,
     ])  # fmt: skip
     tolerance = 2e-3 if dtype == "float16" else 1e-6
-    run_both(main, [x], [np.zeros((10, n), dtype)], [expected], rtol=tolerance, atol=tolerance)
+    run_both(main, [x], [np.zeros((12, n), dtype)], [expected], rtol=tolerance, atol=tolerance)
     with pytest.raises(TypeMismatch, match=r"rounding mode rn, rz, ru, rd of T\.ieee_fdiv"):
         T.ieee_fdiv(1.0, T.float32(2.0), "up")
     with pytest.raises(TypeMismatch, match='"ties-to-even" or "ties-away-from-zero"'):

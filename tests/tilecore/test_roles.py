@@ -300,6 +300,15 @@ def test_a_warpgroup_is_a_number() -> None:
                 T.clear(Y)
 
 
+def test_minus_one_stands_for_all_warpgroups(run_both: RunBoth) -> None:
+    @T.prim_func
+    def program(Y: T.Tensor((256,), "int32")):
+        with T.Kernel(1, threads=256), T.ws(-1):
+            Y[T.get_thread_binding()] = 5
+
+    run_both(program, [], [np.zeros(256, np.int32)], [np.full(256, 5)])
+
+
 def test_a_fragment_belongs_to_one_role() -> None:
     @T.prim_func
     def shares(Y: T.Tensor((4,), "float32")):

@@ -89,6 +89,8 @@ from tilecore.language.gemm import GemmWarpPolicy, gemm
 from tilecore.language.gpu import *  # noqa: F403
 from tilecore.language.ieee import (
     fast_rcp,
+    fma,
+    fmul,
     ieee_add,
     ieee_fdiv,
     ieee_fmaf,
@@ -333,8 +335,8 @@ __all__ += [
     "launch_thread", "let",
     "rng_init", "rng_rand",
     "rng_rand_float", "thread_binding", "thread_return", "uint4", "While",
-    "match_all_sync", "match_any_sync", "fast_rcp", "ieee_add", "ieee_fdiv", "ieee_fmaf",
-    "ieee_frcp", "ieee_frsqrt", "ieee_fsqrt", "ieee_mul", "ieee_sub", "gemm_sp",
+    "match_all_sync", "match_any_sync", "fast_rcp", "fma", "fmul", "ieee_add", "ieee_fdiv",
+    "ieee_fmaf", "ieee_frcp", "ieee_frsqrt", "ieee_fsqrt", "ieee_mul", "ieee_sub", "gemm_sp",
     "tcgen05_gemm_sp", "wgmma_gemm_sp",
     "annotate_compile_flags", "annotate_pass_configs", "float8_e4m3fnuz", "float8_e5m2fnuz",
     "float8_e8m0fnu", "func_attr", "handle", "loop_break", "tfloat32",
