@@ -278,21 +278,22 @@ def test_a_narrow_shift_that_is_made_wider_keeps_its_bits(run_both, dtype):
     """As in C, where TileLang's CUDA code shifts; a narrow variable or tensor cuts them off."""
 
     @T.prim_func
-    def main(A: T.Tensor((64,), dtype), B: T.Tensor((3, 64), "uint32"), C: T.Tensor((64,), dtype)):
+    def main(A: T.Tensor((64,), dtype), B: T.Tensor((4, 64), "uint32"), C: T.Tensor((64,), dtype)):
         with T.Kernel(1):
             for i in T.Parallel(64):
                 B[0, i] = T.cast(A[i] << 12, "uint32")
                 B[1, i] = T.cast(A[i] << 20, "uint32") | T.cast(A[i] >> 3, "uint32")
                 C[i] = A[i] << 5
                 B[2, i] = T.cast(C[i], "uint32")
+                B[3, i] = (A[i] << 16) + A[i]
 
     limits = np.iinfo(dtype)
     a = np.random.default_rng(0).integers(limits.min, limits.max, 64).astype(dtype)
     wide = a.astype(np.int64)
     cut = (wide << 5).astype(dtype)
-    rows = [wide << 12, wide << 20 | wide >> 3, cut.astype(np.int64)]
+    rows = [wide << 12, wide << 20 | wide >> 3, cut.astype(np.int64), (wide << 16) + wide]
     expected = [np.stack(rows).astype(np.uint32), cut]
-    outputs = [np.zeros((3, 64), np.uint32), np.zeros(64, dtype)]
+    outputs = [np.zeros((4, 64), np.uint32), np.zeros(64, dtype)]
     run_both(main, [a], outputs, expected, rtol=0)
 
 
