@@ -23,7 +23,8 @@ from tilecore.ir.analysis import is_elementwise, pads
 from tilecore.ir.barrier import arrival, deadlock, is_over
 from tilecore.ir.clusters import refuse_clusters
 from tilecore.ir.collisions import updates_in_turn
-from tilecore.ir.evaluate import Mask, convert
+from tilecore.ir.conversion import convert
+from tilecore.ir.evaluate import Mask
 from tilecore.ir.expr import Expr, Var
 from tilecore.ir.fold import accumulator_dtype
 from tilecore.ir.fold_values import fold_values, scan_values

@@ -11,8 +11,9 @@ import numpy as np
 from tilecore.errors import ArgumentError, ScopeError, ShapeMismatch
 from tilecore.ir import nodes
 from tilecore.ir.analysis import output_positions, written_buffers
+from tilecore.ir.conversion import convert
 from tilecore.ir.dims import solve
-from tilecore.ir.evaluate import Evaluator, Mask, Value, convert
+from tilecore.ir.evaluate import Evaluator, Mask, Value
 from tilecore.ir.expr import Expr, Load, Var
 from tilecore.ir.fold import reducer_update
 from tilecore.ir.fold_values import updated_value

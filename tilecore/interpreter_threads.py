@@ -22,7 +22,8 @@ from tilecore.interpreter_memory import Array
 from tilecore.ir import nodes
 from tilecore.ir.alike import alike_stores
 from tilecore.ir.barrier import arrival, arrive_count, deadlock, is_over
-from tilecore.ir.evaluate import Evaluator, Mask, convert
+from tilecore.ir.conversion import convert
+from tilecore.ir.evaluate import Evaluator, Mask
 from tilecore.ir.expr import Expr, Load, Var
 from tilecore.ir.lane_matrix import LANES, place_in_a, place_in_b, place_in_c
 from tilecore.ir.named_barriers import in_memory

@@ -114,6 +114,23 @@ def test_variables_store_and_names_are_values() -> None:
     assert out.tolist() == [1, 10, 5, 8, 3, 11]
 
 
+def test_an_annotated_name_before_the_kernel_is_a_size() -> None:
+    """It was a variable, which has no place there."""
+
+    @T.prim_func
+    def program(Out: T.Tensor((6,), "int32")):
+        total: T.int32 = 2 * 3
+        with T.Kernel(T.ceildiv(total, 4)) as b:
+            place: T.int32 = b * 4
+            for i in T.serial(4):
+                if place < total:
+                    Out[place] = total - i
+                place += 1
+
+    (out,) = execute(program, np.zeros(6, np.int32))
+    assert out.tolist() == [6, 5, 4, 3, 6, 5]
+
+
 def test_swap_of_elements() -> None:
     @T.prim_func
     def program(A: T.Tensor((2,), "int32")):

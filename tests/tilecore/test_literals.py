@@ -81,6 +81,32 @@ def test_nibbles_below_their_middle_are_negative(run_both):
     run_both(main, [a], [np.zeros(n, np.float32)], [(a & 15).astype(float) - 8])
 
 
+def test_literals_are_numbers_of_their_type(run_both):
+    """What came of them was computed from the number as it is written, or TVM refused it."""
+
+    @T.prim_func
+    def main(Y: T.Tensor((8,), "float32"), H: T.Tensor((4,), "float16")):
+        with T.Kernel(1):
+            Y[0] = T.floor(T.bfloat16(257.9))
+            Y[1] = T.ceil(T.float32(8388608.5))
+            Y[2] = T.floor(T.float32(2.99999999))
+            Y[3] = T.trunc(T.float16(2049.0))
+            Y[4] = T.float32(-3.402823466385289e38)
+            Y[5] = T.float32(1e39)
+            Y[6] = T.float8_e4m3fn(500.0)
+            Y[7] = T.floor(T.float8_e5m2(2.9))
+            H[0] = T.cast(T.float32(65510.0), "float16")
+            H[1] = T.cast(T.float32(65520.0), "float16")
+            H[2] = T.cast(-1e9, "float16")
+            H[3] = T.float16(65504.0)
+
+    most = float(np.finfo(np.float32).max)
+    expected = np.array([258, 8388608, 3, 2048, -most, np.inf, 448, 3], np.float32)
+    halves = np.array([65504, np.inf, -np.inf, 65504], np.float16)
+    outputs = [np.zeros(8, np.float32), np.zeros(4, np.float16)]
+    run_both(main, [], outputs, [expected, halves], rtol=0)
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize("op", ["add", "mul", "sub", "max"])
 def test_arithmetic_of_truths_is_that_of_integers(run_both, op):

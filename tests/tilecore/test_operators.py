@@ -278,21 +278,22 @@ def test_a_narrow_shift_that_is_made_wider_keeps_its_bits(run_both, dtype):
     """As in C, where TileLang's CUDA code shifts; a narrow variable or tensor cuts them off."""
 
     @T.prim_func
-    def main(A: T.Tensor((64,), dtype), B: T.Tensor((3, 64), "uint32"), C: T.Tensor((64,), dtype)):
+    def main(A: T.Tensor((64,), dtype), B: T.Tensor((4, 64), "uint32"), C: T.Tensor((64,), dtype)):
         with T.Kernel(1):
             for i in T.Parallel(64):
                 B[0, i] = T.cast(A[i] << 12, "uint32")
                 B[1, i] = T.cast(A[i] << 20, "uint32") | T.cast(A[i] >> 3, "uint32")
                 C[i] = A[i] << 5
                 B[2, i] = T.cast(C[i], "uint32")
+                B[3, i] = (A[i] << 16) + A[i]
 
     limits = np.iinfo(dtype)
     a = np.random.default_rng(0).integers(limits.min, limits.max, 64).astype(dtype)
     wide = a.astype(np.int64)
     cut = (wide << 5).astype(dtype)
-    rows = [wide << 12, wide << 20 | wide >> 3, cut.astype(np.int64)]
+    rows = [wide << 12, wide << 20 | wide >> 3, cut.astype(np.int64), (wide << 16) + wide]
     expected = [np.stack(rows).astype(np.uint32), cut]
-    outputs = [np.zeros((3, 64), np.uint32), np.zeros(64, dtype)]
+    outputs = [np.zeros((4, 64), np.uint32), np.zeros(64, dtype)]
     run_both(main, [a], outputs, expected, rtol=0)
 
 
@@ -302,7 +303,7 @@ def test_rounding_and_stated_rounding(run_both, dtype):
     n = 64
 
     @T.prim_func
-    def main(X: T.Tensor((3, n), dtype), Y: T.Tensor((10, n), dtype)):
+    def main(X: T.Tensor((3, n), dtype), Y: T.Tensor((12, n), dtype)):
         with T.Kernel(1):
             for i in T.Parallel(n):
                 a, b, c = X[0, i], X[1, i], X[2, i]
@@ -316,6 +317,8 @@ def test_rounding_and_stated_rounding(run_both, dtype):
                 Y[7, i] = T.ieee_fsqrt(b)
                 Y[8, i] = T.ieee_frsqrt(b)
                 Y[9, i] = T.ieee_fdiv(a, b)
+                Y[10, i] = T.fma(a, b, c)
+                Y[11, i] = T.fmul(a, b)
 
     rng = np.random.default_rng(0)
     x = rng.uniform(-4, 4, (3, n)).astype(dtype)
@@ -325,9 +328,10 @@ def test_rounding_and_stated_rounding(run_both, dtype):
     away = np.trunc(a) + np.where(np.abs(a - np.trunc(a)) >= 0.5, np.sign(a), 0)
     expected = np.stack([
         np.rint(a), away, a + b, a - b, a * b, a * b + c, 1 / b, np.sqrt(b), b**-0.5, a / b,
+        a * b + c, a * b,
     ])  # fmt: skip
     tolerance = 2e-3 if dtype == "float16" else 1e-6
-    run_both(main, [x], [np.zeros((10, n), dtype)], [expected], rtol=tolerance, atol=tolerance)
+    run_both(main, [x], [np.zeros((12, n), dtype)], [expected], rtol=tolerance, atol=tolerance)
     with pytest.raises(TypeMismatch, match=r"rounding mode rn, rz, ru, rd of T\.ieee_fdiv"):
         T.ieee_fdiv(1.0, T.float32(2.0), "up")
     with pytest.raises(TypeMismatch, match='"ties-to-even" or "ties-away-from-zero"'):

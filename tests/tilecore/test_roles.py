@@ -300,6 +300,50 @@ def test_a_warpgroup_is_a_number() -> None:
                 T.clear(Y)
 
 
+def test_roles_below_a_hint_wait_for_the_others(run_both: RunBoth) -> None:
+    """Roles beside which registers are handed over had one turn together: a deadlock."""
+    count = 3
+
+    @T.prim_func
+    def program(X: T.Tensor((count, 32), "float32"), Y: T.Tensor((count, 32), "float32")):
+        with T.Kernel(1, threads=256):
+            tile = T.alloc_shared((2, 32), "float32")
+            factor = T.alloc_shared((2, 32), "float32")
+            full, empty = T.alloc_barrier([64] * 2), T.alloc_barrier([128] * 2)
+            tx = T.get_thread_binding()
+            if tx < 128:
+                T.set_max_nreg(240, 1)
+                for i in T.serial(count):
+                    T.mbarrier_wait_parity(full[i % 2], i // 2 % 2)
+                    for j in T.Parallel(32):
+                        Y[i, j] = tile[i % 2, j] * factor[i % 2, j]
+                    T.mbarrier_arrive(empty[i % 2])
+            else:
+                T.set_max_nreg(24, 0)
+                if tx < 160:
+                    for i in T.serial(count):
+                        T.mbarrier_wait_parity(empty[i % 2], (i // 2 + 1) % 2)
+                        T.copy(X[i, :], tile[i % 2, :])
+                        T.mbarrier_arrive(full[i % 2])
+                elif tx < 192:
+                    for i in T.serial(count):
+                        T.mbarrier_wait_parity(empty[i % 2], (i // 2 + 1) % 2)
+                        T.fill(factor[i % 2, :], i + 1)
+                        T.mbarrier_arrive(full[i % 2])
+
+    x = RNG.standard_normal((count, 32)).astype(np.float32)
+    run_both(program, [x], [np.zeros_like(x)], [x * np.arange(1, count + 1)[:, None]])
+
+
+def test_minus_one_stands_for_all_warpgroups(run_both: RunBoth) -> None:
+    @T.prim_func
+    def program(Y: T.Tensor((256,), "int32")):
+        with T.Kernel(1, threads=256), T.ws(-1):
+            Y[T.get_thread_binding()] = 5
+
+    run_both(program, [], [np.zeros(256, np.int32)], [np.full(256, 5)])
+
+
 def test_a_fragment_belongs_to_one_role() -> None:
     @T.prim_func
     def shares(Y: T.Tensor((4,), "float32")):

@@ -9,6 +9,7 @@ import pytest
 
 import tilecore as tilelang
 import tilecore.language as T
+from tests.tilecore.cuda.emulated import run_emulated
 from tilecore import interpreter
 from tilecore.errors import PredicateMismatch, ScopeError, TypeMismatch
 
@@ -352,6 +353,37 @@ def test_what_all_threads_store_alike_is_stored_once(run_both, scope):
     total = 2 * s.sum() + 1
     expected = np.concatenate([a * total, [total + 5]])
     run_both(main, [s, a], [np.zeros(25, np.float32)], [expected])
+
+
+@pytest.mark.parametrize("target", ["sm_80", "gfx942"])
+def test_variables_that_all_threads_have_alike_choose_one_store(run_both, target):
+    """Each thread of a CPU added for itself, and threads of a GPU raced."""
+
+    @T.prim_func
+    def main(
+        N: T.Tensor((3,), "int32"), S: T.Tensor((64,), "float32"), G: T.Tensor((64,), "float32")
+    ):
+        with T.Kernel(1, threads=64):
+            end, first = T.alloc_var("int32"), N[2]
+            end = N[1]
+            tile = T.alloc_shared((64,), "float32")
+            T.copy(S, tile)
+            if end % 16 > 0:
+                G[end - 1] += tile[63]
+            G[first] += tile[62]
+            for i in T.serial(end):
+                G[40 + i] += tile[61]
+            if T.get_thread_binding() < 32:
+                G[end + 1] += tile[60]
+
+    s = np.random.default_rng(0).standard_normal(64).astype(np.float32)
+    sizes, expected = np.array([0, 5, 9], np.int32), np.zeros(64, np.float32)
+    expected[[4, 9, 6]] = s[[63, 62, 60]]
+    expected[40:45] = s[61]
+    run_both(main, [sizes, s], [np.zeros(64, np.float32)], [expected])
+    found = np.zeros(64, np.float32)
+    run_emulated(main, target, [sizes, s, found])
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_lanes_that_have_the_same_value(run_both) -> None:

@@ -207,7 +207,7 @@ def _replacements(capability: tuple[int, int]) -> dict[str, Any]:
         "Event": Event,
         "device": always(contextlib.nullcontext()), "mem_get_info": always((memory, memory)),
         "memory_allocated": always(0), "max_memory_allocated": always(0),
-        "is_bf16_supported": always(True),
+        "is_bf16_supported": always(True), "is_current_stream_capturing": always(False),
         "get_rng_state": lambda *_, **__: torch.get_rng_state(),
         "set_rng_state": lambda state, *_, **__: torch.set_rng_state(state),
         # One function each: torch's compiler refuses one that has two names.

@@ -99,6 +99,7 @@ class _Rewriter(ast.NodeTransformer):
         self.checked = checked
         self.spans: list[SourceSpan] = []
         self.temporaries = 0
+        self.has_with_ahead = False  # whether a `with` follows what is visited: maybe a launch
 
     # --- places ---------------------------------------------------------------------------
 
@@ -110,7 +111,9 @@ class _Rewriter(ast.NodeTransformer):
 
     def block(self, stmts: list[ast.stmt]) -> list[ast.stmt]:
         result: list[ast.stmt] = []
-        for stmt in stmts:
+        ahead = self.has_with_ahead
+        for number, stmt in enumerate(stmts, 1):
+            self.has_with_ahead = ahead or any(isinstance(s, ast.With) for s in stmts[number:])
             new = self.visit(stmt)
             made = new if isinstance(new, list) else [new]
             self.spans.append(self.span(stmt))
@@ -122,6 +125,7 @@ class _Rewriter(ast.NodeTransformer):
             for node in (place := ast.Expr(_call("at", *where)), *made):
                 _locate(node, stmt)
             result += [place, *made]
+        self.has_with_ahead = ahead
         return result
 
     def fresh(self) -> str:
@@ -164,7 +168,8 @@ class _Rewriter(ast.NodeTransformer):
             # The old value is read lazily: the name may be new.
             value = _call("declare", _text(name), annotation, _thunk(_load(name)))
         else:
-            value = _call("typed", _text(name), annotation, self.visit(node.value))
+            given = (annotation, self.visit(node.value), _text(self.has_with_ahead))
+            value = _call("typed", _text(name), *given)
         return ast.Assign([ast.Name(name, ast.Store())], value)
 
     def assign(self, target: ast.expr, value: ast.expr) -> list[ast.stmt]:

@@ -182,9 +182,13 @@ class Scope:
             )
         return value
 
-    def typed(self, name: str, annotation: Any, value: Any) -> Any:
-        """Return what ``name: annotation = value`` binds: a variable if it is an element type."""
-        if not isinstance(annotation, DType):
+    def typed(self, name: str, annotation: Any, value: Any, is_early: bool) -> Any:
+        """Return what ``name: annotation = value`` binds: a variable if it is an element type.
+
+        Early, before a launch, it is a size, which stays the value that it is.
+        """
+        is_size = is_early and self.builder.find("kernel") is None
+        if not isinstance(annotation, DType) or is_size:
             return self.bind(name, value)
         buffer = Buffer(name, (const(1),), annotation, "local", is_var=True)
         variable = self.builder.variable(buffer)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from tilecore.ir import nodes
-from tilecore.ir.expr import Expr, Load, Var
+from tilecore.ir.expr import Expr, Load, Var, int_value
 from tilecore.ir.nodes import Stmt
 from tilecore.ir.substitute import substitute_expr
+from tilecore.ir.uniform import Uniform
 from tilecore.ir.visitor import children, has_jump, walk_expr
 
 
 def alike_stores(launch: nodes.KernelLaunch) -> set[int]:
     """Return the ids of the stores, outside tile operations, that no thread does differently.
 
-    Neither place nor value depends on the thread or on what it has for itself, and all threads of a
-    branch that the index alone decides come by equally often.
+    Neither place nor value depends on the thread or on a variable that may be another one in each,
+    and all threads of a branch that the index alone decides come by equally often.
     """
     finder = _Finder(launch)
     finder.visit(launch.body, True)
@@ -23,6 +24,8 @@ def alike_stores(launch: nodes.KernelLaunch) -> set[int]:
 class _Finder:
     def __init__(self, launch: nodes.KernelLaunch) -> None:
         self.own = {id(v) for v in launch.thread_vars}
+        sizes = [int_value(t) for t in launch.threads]
+        self.uniform = Uniform(launch.body, launch.thread_vars, sizes)
         self.lets: dict[Var, Expr] = {}
         self.found: set[int] = set()
 
@@ -51,7 +54,9 @@ class _Finder:
         """Return whether a value may differ between threads."""
         parts = [p for e in exprs for p in walk_expr(substitute_expr(e, self.lets))]
         return any(
-            id(p) in self.own or (isinstance(p, Load) and p.buffer.scope == "local") for p in parts
+            id(p) in self.own
+            or (isinstance(p, Load) and p.buffer.scope == "local" and not self.uniform.holds(p))
+            for p in parts
         )
 
     def loads(self, cond: Expr) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tilecore.errors import ScopeError
+from tilecore.ir.conversion import convert
 from tilecore.ir.expr import (
     NUM_THREADS,
     PAIRED,
@@ -35,8 +36,6 @@ Value = Any  # a NumPy scalar or array of the dtype of the expression
 Mask = Any  # True, or a bool array
 LoadHook = Callable[[Load, tuple[Value, ...], Mask], Value]
 
-NIBBLES = ("int4", "uint4")
-E4M3FN_MAX, E8M0_MIN = 448.0, 2.0**-127
 # Arithmetic of NumPy's own gives NaN where these go beyond what they hold.
 LIMITED = frozenset({"float8_e4m3fn", "float8_e8m0fnu"})
 _ERF = np.vectorize(math.erf, otypes=[np.float64])
@@ -156,27 +155,6 @@ def _as_dtype(value: Value, dtype: np.dtype[Any]) -> Value:
     if isinstance(value, np.generic) and value.dtype == dtype:
         return value
     return np.asarray(value).astype(dtype, copy=False)[()]
-
-
-def convert(value: Value, dtype: np.dtype[Any]) -> Value:
-    """Return ``value`` converted as the tile IR converts: float to int truncates toward zero.
-
-    As in torch, where ml_dtypes gives NaN: numbers too large for float8_e4m3fn become its largest,
-    and float8_e8m0fnu, which has neither sign nor zero, takes magnitudes, at least its smallest.
-    """
-    if dtype.name == "float4_e2m1fn":  # its largest, as on a GPU (ml_dtypes gives 0)
-        value = np.where(np.isnan(np.asarray(value).astype(np.float64)), 6.0, value)
-    if dtype.name == "float8_e4m3fn":
-        value = np.clip(np.asarray(value).astype(np.float64), -E4M3FN_MAX, E4M3FN_MAX)
-    if dtype.name == "float8_e8m0fnu":
-        value = np.maximum(np.abs(np.asarray(value).astype(np.float64)), E8M0_MIN)
-    with np.errstate(invalid="ignore", over="ignore"):
-        given = np.asarray(value).dtype.name  # NumPy knows no conversion between these:
-        if dtype.name in NIBBLES and given in NIBBLES:
-            value = np.asarray(value).astype(np.int8)
-        if dtype.name.startswith("float8") and given == "float8_e8m0fnu":
-            value = np.asarray(value).astype(np.float32)
-        return np.asarray(value).astype(dtype)[()]
 
 
 def evaluate(expr: Expr, values: Mapping[Var, Value]) -> Value:

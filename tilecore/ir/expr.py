@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Union
 import numpy as np
 
 from tilecore.errors import TypeMismatch
+from tilecore.ir.conversion import nearest
 from tilecore.ir.dtype import DType, promote
 
 if TYPE_CHECKING:
@@ -295,7 +296,10 @@ class Call(Expr):
 
 
 def const(value: float | bool, dtype: str | None = None) -> Const:
-    """Return a literal; without ``dtype``: bool, int32 (int64 where needed) or float32."""
+    """Return a literal; without ``dtype``: bool, int32 (int64 where needed) or float32.
+
+    One of float32, which may become a float64, keeps its digits; of 16 bits and less it is rounded.
+    """
     if dtype is None:
         if isinstance(value, (bool, np.bool_)):
             dtype = "bool"
@@ -305,7 +309,7 @@ def const(value: float | bool, dtype: str | None = None) -> Const:
             dtype = "float32"
     kind = DType(dtype)
     if kind.is_float:
-        return Const(float(value), kind)
+        return Const(float(value) if kind.bits >= 32 else nearest(value, kind), kind)
     if kind == "bool":
         return Const(bool(value), kind)
     return Const(int(value), kind)
@@ -480,18 +484,26 @@ def as_bool(value: ExprLike) -> Expr:
     return a if a.dtype == "bool" else binary("ne", a, 0)
 
 
+def _shifts_left(expr: Expr) -> bool:
+    """Return whether a value is shifted to the left, alone or beside others."""
+    if not isinstance(expr, Binary) or expr.op not in ("shl", "add", "bitor", "bitxor"):
+        return False
+    return expr.op == "shl" or _shifts_left(expr.a) or _shifts_left(expr.b)
+
+
 def cast(value: ExprLike, dtype: str) -> Expr:
     """Return ``value`` converted to ``dtype``; literals convert at once.
 
-    Bits that a shift moves beyond a narrow integer are kept where its value is made wider at once:
-    TileLang's CUDA code shifts in C, where integers of less than 32 bits are shifted as int.
+    Bits that a shift moves beyond a narrow integer are kept where its value, or what it is put
+    together with (``(high << 16) + low``), is made wider at once: TileLang's CUDA code shifts in C,
+    where integers of less than 32 bits are shifted as int.
     """
     kind = DType(dtype)
     a = as_expr(value, kind)
     if a.dtype == kind:
         return a
-    if isinstance(a, Binary) and a.op == "shl" and a.dtype.bits < LITERAL_BITS <= kind.bits:
-        return cast(binary("shl", cast(a.a, "int32"), cast(a.b, "int32")), kind)
+    if isinstance(a, Binary) and a.dtype.bits < LITERAL_BITS <= kind.bits and _shifts_left(a):
+        return cast(binary(a.op, cast(a.a, "int32"), cast(a.b, "int32")), kind)
     if isinstance(a, Const):
         finite = not isinstance(a.value, float) or math.isfinite(a.value)
         if kind.is_float or (finite and (kind == "bool" or holds(kind, int(a.value)))):

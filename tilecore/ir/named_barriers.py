@@ -18,7 +18,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from tilecore.errors import ScopeError
+from tilecore.errors import ScopeError, TypeMismatch
 from tilecore.ir import nodes
 from tilecore.ir.barrier import arrive_count
 from tilecore.ir.dtype import DType
@@ -72,6 +72,7 @@ def with_groups(body: Stmt, thread_vars: Sequence[Var], sizes: Sequence[int | No
 
     Raises:
         ScopeError: a barrier that cannot be filled, or not by one number of threads (TC104).
+        TypeMismatch: one that no GPU has, at which more than the threads of a branch meet (TC202).
     """
     found = [s for s in walk(body) if is_named(s)]
     if not found:
@@ -119,6 +120,11 @@ def _check_known(stmt: Sync) -> None:
             hint=f"use one from 1 to {MOST}",
             span=stmt.span,
         )
+    if stmt.barrier > MOST:
+        raise TypeMismatch(
+            expected=f"a barrier from 1 to {MOST} for T.sync_threads of others than the threads of "
+            "its branch", found=str(stmt.barrier), span=stmt.span,
+        )  # fmt: skip
 
 
 class _Branches(Rewriter):

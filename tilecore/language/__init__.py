@@ -49,6 +49,7 @@ from tilecore.language.binding import launch_thread, let, thread_binding
 from tilecore.language.copy import clear, copy, fill
 from tilecore.language.dtypes import (
     ALIASES,
+    DataType,
     bfloat16,
     dtype,
     float4_e2m1fn,
@@ -89,6 +90,8 @@ from tilecore.language.gemm import GemmWarpPolicy, gemm
 from tilecore.language.gpu import *  # noqa: F403
 from tilecore.language.ieee import (
     fast_rcp,
+    fma,
+    fmul,
     ieee_add,
     ieee_fdiv,
     ieee_fmaf,
@@ -296,8 +299,9 @@ __all__ = [
     "atomic_add", "atomic_addx2", "atomic_addx4", "atomic_load", "atomic_max", "atomic_min",
     "atomic_or", "atomic_store", "bfloat16", "bitwise_and", "bitwise_or", "bitwise_xor",
     "c2d_im2col", "cast", "cdiv", "ceil", "ceildiv", "clamp", "clear", "const", "copy", "cos",
-    "cosh", "cummax", "cumsum", "device_assert", "dtype", "dynamic", "empty", "erf", "exp", "exp10",
-    "exp2", "fill", "finalize_reducer", "float16", "float32", "float64", "float8_e4m3",
+    "cosh", "cummax", "cumsum", "device_assert", "DataType", "dtype", "dynamic", "empty", "erf",
+    "exp", "exp10", "exp2", "fill", "finalize_reducer", "float16", "float32", "float64",
+    "float8_e4m3",
     "float8_e4m3fn", "float8_e5m2", "floor", "floordiv", "floormod", "fma_halves", "fmod",
     "func_attr", "gemm", "grid",
     "if_then_else", "im2col", "infinity", "int16", "int32", "int64", "int8", "isfinite", "isinf",
@@ -333,8 +337,8 @@ __all__ += [
     "launch_thread", "let",
     "rng_init", "rng_rand",
     "rng_rand_float", "thread_binding", "thread_return", "uint4", "While",
-    "match_all_sync", "match_any_sync", "fast_rcp", "ieee_add", "ieee_fdiv", "ieee_fmaf",
-    "ieee_frcp", "ieee_frsqrt", "ieee_fsqrt", "ieee_mul", "ieee_sub", "gemm_sp",
+    "match_all_sync", "match_any_sync", "fast_rcp", "fma", "fmul", "ieee_add", "ieee_fdiv",
+    "ieee_fmaf", "ieee_frcp", "ieee_frsqrt", "ieee_fsqrt", "ieee_mul", "ieee_sub", "gemm_sp",
     "tcgen05_gemm_sp", "wgmma_gemm_sp",
     "annotate_compile_flags", "annotate_pass_configs", "float8_e4m3fnuz", "float8_e5m2fnuz",
     "float8_e8m0fnu", "func_attr", "handle", "loop_break", "tfloat32",

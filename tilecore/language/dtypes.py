@@ -9,6 +9,7 @@ from tilecore.ir.dtype import BITS
 from tilecore.ir.dtype import DType as dtype
 from tilecore.ir.vector import VectorType
 
+DataType = dtype  # by TVM's name
 bool_ = dtype("bool")
 int8, int16, int32, int64 = dtype("int8"), dtype("int16"), dtype("int32"), dtype("int64")
 uint8, uint16, uint32, uint64 = dtype("uint8"), dtype("uint16"), dtype("uint32"), dtype("uint64")
@@ -45,7 +46,8 @@ def torch_names() -> dict[Any, str]:
 
 
 __all__ = [
-    "ALIASES", "bfloat16", "dtype", "float16", "float32", "float4_e2m1fn", "float64", "float8_e4m3",
+    "ALIASES", "DataType", "bfloat16", "dtype", "float16", "float32", "float4_e2m1fn", "float64",
+    "float8_e4m3",
     "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
     "resolve_torch_storage_dtype", "torch_names",
     "int16", "int32", "int4", "int64", "int8", "tfloat32", "uint16", "uint32", "uint4", "uint64",

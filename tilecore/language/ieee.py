@@ -6,8 +6,8 @@ from tilecore.errors import TypeMismatch
 from tilecore.ir.expr import Expr, ExprLike, as_expr, binary, call, cast, const, reinterpret
 
 __all__ = [
-    "fast_rcp", "ieee_add", "ieee_fdiv", "ieee_fmaf", "ieee_frcp", "ieee_frsqrt", "ieee_fsqrt",
-    "ieee_mul", "ieee_sub",
+    "fast_rcp", "fma", "fmul", "ieee_add", "ieee_fdiv", "ieee_fmaf", "ieee_frcp", "ieee_frsqrt",
+    "ieee_fsqrt", "ieee_mul", "ieee_sub",
 ]  # fmt: skip
 MODES = ("rn", "rz", "ru", "rd")
 
@@ -65,6 +65,16 @@ def ieee_fmaf(x: ExprLike, y: ExprLike, z: ExprLike, rounding_mode: str = "rn") 
     down, low, high = (call(f"fma_{m}", *(cast(v, "float32") for v in given)) for m in MODES[1:])
     inexact = cast(binary("ne", low, high), "uint32")
     return cast(reinterpret(reinterpret(down, "uint32") | inexact, "float32"), kind)
+
+
+def fma(x: ExprLike, y: ExprLike, z: ExprLike) -> Expr:
+    """Return x * y + z, rounded once to nearest."""
+    return ieee_fmaf(x, y, z)
+
+
+def fmul(x: ExprLike, y: ExprLike) -> Expr:
+    """Return x * y, which no compiler contracts with a sum."""
+    return ieee_mul(x, y)
 
 
 def ieee_frcp(x: ExprLike, rounding_mode: str = "rn") -> Expr:

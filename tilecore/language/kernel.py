@@ -9,7 +9,13 @@ from contextlib import AbstractContextManager
 from types import FunctionType
 from typing import Any, overload
 
-from tilecore.errors import ScopeError, ShapeMismatch, SourceUnavailable, TypeMismatch
+from tilecore.errors import (
+    InvalidConfig,
+    ScopeError,
+    ShapeMismatch,
+    SourceUnavailable,
+    TypeMismatch,
+)
 from tilecore.frontend.builder import Builder, Frame, current
 from tilecore.frontend.loops import integer
 from tilecore.frontend.trace import Ref, macro, resolve_annotations, trace_prim_func
@@ -182,14 +188,20 @@ def Kernel(
     Raises:
         ShapeMismatch: more than 3 axes (TC201).
         TypeMismatch: an axis is not an integer (TC202).
+        InvalidConfig: an axis of the block has no thread (TC303).
     """
     _ = prelude
     if len(blocks) > 3:
         raise ShapeMismatch(what="grid of T.Kernel", expected="1 to 3 axes", found=len(blocks))
     grid = tuple(integer(b, "number of blocks") for b in blocks or (1,))
     count = DEFAULT_THREADS if threads is None else threads
-    shape = count if isinstance(count, (tuple, list)) else (count,)
-    return KernelFrame(grid, tuple(as_expr(t) for t in shape), cluster_of(cluster_dims))
+    shape = tuple(as_expr(t) for t in (count if isinstance(count, (tuple, list)) else (count,)))
+    known = [n for n in map(int_value, shape) if n is not None]
+    if min(known, default=1) < 1:
+        raise InvalidConfig(
+            knob="threads", value=count, expected="at least one thread along each axis"
+        )
+    return KernelFrame(grid, shape, cluster_of(cluster_dims))
 
 
 def ClusterKernel(

@@ -17,11 +17,16 @@ from tilecore.language.thread import WARPGROUP, get_warp_group_idx
 def ws(*warp_group_idx: int) -> Iterator[None]:
     """Let only these warpgroups (128 threads each) run the block: ``with T.ws(0): ...``.
 
+    ``T.ws(-1)`` is for all threads.
+
     Raises:
         ScopeError: outside ``with T.Kernel(...)`` (TC104).
         TypeMismatch: not a list of warpgroup numbers (TC202).
     """
     groups = [int_value(g) for g in warp_group_idx]
+    if groups == [-1]:
+        yield
+        return
     if not groups or any(g is None or g < 0 for g in groups):
         raise TypeMismatch(
             expected=f"numbers of warpgroups ({WARPGROUP} threads each) for T.ws",

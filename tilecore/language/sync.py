@@ -16,7 +16,8 @@ def sync_threads(barrier_id: Any = None, arrive_count: Any = None) -> None:
     """Make all threads of the block wait for each other.
 
     Args:
-        barrier_id: names a barrier of its own, at which only the threads that come there meet.
+        barrier_id: names a barrier of its own, at which only the threads that come there meet. A
+            GPU has 15; for a branch, all of whose threads meet, it may be any number.
         arrive_count: how many those are; without it, all threads of the block. In a branch that
             not all threads take, both must be numbers that are known when the program is traced.
 
@@ -25,7 +26,7 @@ def sync_threads(barrier_id: Any = None, arrive_count: Any = None) -> None:
     """
     builder = current()
     number, count = int_value(barrier_id), int_value(arrive_count)
-    if number is not None and not 0 <= number <= MOST:
+    if number is not None and number < 0:
         raise TypeMismatch(
             expected=f"a barrier from 1 to {MOST} (or 0, that of all threads) for T.sync_threads",
             found=str(number),

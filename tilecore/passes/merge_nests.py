@@ -4,6 +4,9 @@ On a GPU the points of a nest are spread over threads all at once. A nest that s
 statements of its point, or whose extents follow from it, is a loop of the thread that has the
 point. A serial loop whose turns fill different elements of a shared tile, from elsewhere, is a nest
 as well (``T.im2col`` goes row by row): few threads would have work in each turn.
+
+An axis of vectors and the lanes in them are one axis, where the nest only ever asks for ``4 * j +
+lane``: the elements of fragments are then those of other nests, and need not be exchanged.
 """
 
 from __future__ import annotations
@@ -13,9 +16,11 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from tilecore.inference.gpu.turns import write_apart
-from tilecore.ir.expr import Expr, Load, Var, const, int_value
+from tilecore.ir.bounds import linear
+from tilecore.ir.expr import Expr, Load, Var, binary, const, int_value
 from tilecore.ir.nodes import Buffer, For, If, Let, Parallel, PrimFunc, Seq, Stmt, Store
-from tilecore.ir.visitor import Rewriter, expressions, has_loads, walk, walk_expr
+from tilecore.ir.substitute import Rebuilder, substitute_expr
+from tilecore.ir.visitor import Rewriter, buffers_of, expressions, has_loads, walk, walk_expr
 
 
 def run(func: PrimFunc) -> PrimFunc:
@@ -42,6 +47,7 @@ class _Merged(Rewriter):
                 MappingProxyType({**nest.annotations, **inner.annotations}), nest.span,
             )  # fmt: skip
             inside = _inside(nest)
+        nest = _with_lanes(nest)
         if any(isinstance(s, Parallel) for s in walk(nest.body)):
             return replace(nest, body=_Loops().visit(nest.body))
         return nest
@@ -56,6 +62,56 @@ def _inside(nest: Parallel) -> tuple[tuple[Let, ...], Parallel] | None:
     own: set[Var] = {*nest.loop_vars, *(s.var for s in names)}
     depends = any(n in own for e in inner.extents for n in walk_expr(e) if isinstance(n, Var))
     return None if depends or len(names) < len(stmts) - 1 else (names, inner)
+
+
+def _with_lanes(nest: Parallel) -> Parallel:
+    """Return a nest over fragments whose axis of vectors goes by their elements."""
+    loop = nest.body.stmts[0] if isinstance(nest.body, Seq) and nest.body.stmts else nest.body
+    is_alone = isinstance(nest.body, For) or len(getattr(nest.body, "stmts", ())) == 1
+    if not (isinstance(loop, For) and loop.kind == "vectorized" and is_alone):
+        return nest
+    bounds, width = (int_value(loop.start), int_value(loop.step)), int_value(loop.stop)
+    if bounds != (0, 1) or width is None or nest.annotations:
+        return nest
+    if not any(b.scope == "fragment" for b in buffers_of(loop.body)):
+        return nest
+    for number, (axis, extent) in enumerate(zip(nest.loop_vars, nest.extents, strict=True)):
+        whole = Var(axis.name, axis.dtype)
+        try:
+            body = _Whole(axis, loop.loop_var, width, whole).stmt(loop.body)
+        except _IsApart:
+            continue
+        names, extents = list(nest.loop_vars), list(nest.extents)
+        names[number], extents[number] = whole, binary("mul", extent, width)
+        return replace(nest, loop_vars=tuple(names), extents=tuple(extents), body=body)
+    return nest
+
+
+class _IsApart(Exception):
+    """An axis is asked for without the lane in it, or the other way round."""
+
+
+class _Whole(Rebuilder):
+    """Puts one axis in the place of ``width * axis + lane``."""
+
+    def __init__(self, axis: Var, lane: Var, width: int, whole: Var) -> None:
+        super().__init__()
+        self.axis, self.lane, self.width, self.whole = axis, lane, width, whole
+
+    def expr(self, expr: Expr) -> Expr:
+        """Return ``expr`` by the axis.
+
+        Raises:
+            _IsApart: it is not that of an element.
+        """
+        form = linear(expr) if expr.dtype.is_integer else None
+        step = form.coefficient(self.lane) if form is not None else 0
+        if form is not None and step and form.coefficient(self.axis) == step * self.width:
+            rest = substitute_expr(expr, {self.axis: const(0), self.lane: const(0)})
+            return binary("add", rest, binary("mul", self.whole, step))
+        if expr is self.axis or expr is self.lane:
+            raise _IsApart
+        return super().expr(expr)
 
 
 def _fills_apart(loop: For) -> bool:

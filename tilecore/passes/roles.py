@@ -19,7 +19,7 @@ from tilecore.ir.evaluate import Evaluator
 from tilecore.ir.expr import Binary, Expr, Load, Var
 from tilecore.ir.lane_matrix import LANES
 from tilecore.ir.nodes import Buffer, Seq, Stmt
-from tilecore.ir.visitor import buffers_of, walk, walk_expr
+from tilecore.ir.visitor import buffers_of, flat, walk, walk_expr
 from tilecore.passes.coroutine import interleave
 from tilecore.passes.schedule import fuse
 
@@ -50,7 +50,9 @@ def thread_parts(owner: Serializer, stmt: Stmt) -> list[Part] | None:
 
 
 def _leaves(owner: Serializer, stmt: Stmt, members: list[int]) -> Iterator[tuple[list[int], Stmt]]:
-    inner = stmt.stmts[0] if isinstance(stmt, Seq) and len(stmt.stmts) == 1 else stmt
+    # What is said of all of them (T.set_max_nreg) is a hint: roles below one are roles beside it.
+    own = [s for s in flat([stmt]) if not isinstance(s, nodes.Annotate)]
+    inner = own[0] if len(own) == 1 else stmt
     inner = _thread_first(owner, inner) if isinstance(inner, nodes.If) else inner
     taken = _taken(owner, inner.cond, members) if isinstance(inner, nodes.If) else None
     if taken is None or not isinstance(inner, nodes.If):

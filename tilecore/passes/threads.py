@@ -40,6 +40,7 @@ from tilecore.ir.uniform import Uniform
 from tilecore.ir.visitor import (
     Rewriter,
     children,
+    expr_children,
     expressions,
     flat,
     has_jump,
@@ -256,12 +257,13 @@ class Serializer:
 
     def differs(self, expr: Expr, lets: Mapping[Var, Expr]) -> bool:
         """Return whether the value of ``expr`` may differ between threads."""
-        for part in walk_expr(self.each.expr(expr)):
-            if part is self.thread:
-                return True
-            if isinstance(part, Var) and part in lets and self.differs(lets[part], lets):
-                return True
-        return False
+        if self.uniform.holds(expr):
+            return False
+        if isinstance(expr, Var) and expr in lets:
+            return self.differs(lets[expr], lets)
+        if isinstance(expr, Var) or (isinstance(expr, Load) and expr.buffer in self.private):
+            return any(part is self.thread for part in walk_expr(self.each.expr(expr)))
+        return any(self.differs(child, lets) for child in expr_children(expr))
 
     def loops_vary(self, stmt: Stmt) -> bool:
         """Return whether threads may run the loops of ``stmt`` a different number of times."""
@@ -271,8 +273,7 @@ class Serializer:
             if isinstance(s, (nodes.For, nodes.While))
             for e in ((s.cond,) if isinstance(s, nodes.While) else (s.start, s.stop, s.step))
         ]
-        found = (node for e in heads for node in walk_expr(self.each.expr(e)))
-        return any(node is self.thread for node in found)
+        return any(self.differs(e, {}) for e in heads)
 
     def is_uneven(self, stmt: nodes.For | nodes.While) -> bool:
         """Return whether threads of one role may run a loop a different number of times."""

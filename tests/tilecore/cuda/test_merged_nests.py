@@ -153,3 +153,31 @@ def test_rows_that_follow_from_the_ones_before_are_filled_in_order(target):
     for i in range(8):
         row = row[::-1] + a[i]
         np.testing.assert_array_equal(b[i], row)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_axis_of_vectors_goes_by_their_elements(target):
+    """The fragment lay in shared memory: its elements were not those of the other nests."""
+
+    @T.prim_func
+    def main(A: T.Tensor((64, 64), "float32"), B: T.Tensor((64, 64), "uint16")):
+        with T.Kernel(1, threads=128):
+            x = T.alloc_fragment((64, 64), "float32")
+            high = T.alloc_fragment((64, 64), "uint16")
+            T.copy(A, x)
+            for i, j in T.Parallel(64, 32):
+                for lane in T.vectorized(2):
+                    column = j * 2 + lane
+                    word = T.reinterpret(x[i, j * 2 + lane], dtype="uint32")
+                    high[i, column] = T.if_then_else(column < 40, word >> 16, 7)
+            for i, j in T.Parallel(64, 64):
+                B[i, j] = high[i, j] + 1
+
+    a = np.random.default_rng(6).standard_normal((64, 64)).astype(np.float32)
+    found = np.zeros((64, 64), np.uint16)
+    run_emulated(main, target, [a, found])
+    words = np.where(np.arange(64) < 40, a.view(np.uint32) >> 16, 7) + 1
+    np.testing.assert_array_equal(found, words.astype(np.uint16))
+    (launch,) = lowered(main, target)[0].launches.values()
+    assert launch.shared_bytes == 0

@@ -311,14 +311,15 @@ def test_numbers_and_counts_must_be_known_where_they_matter():
 
     for barrier, count in ((1, None), ("n", 64), ("t", 64), (0, 64), (1, "n"), (0, None)):
         assert main(barrier, count, is_branch=False) == {"group"}
-    for barrier, count in (("n", 32), (0, 32), (1, 32)):
+    for barrier, count in (("n", 32), (0, 32), (1, 32), (101, 32)):
         assert main(barrier, count, is_branch=True) == {"group"}
     for barrier, count, error, text in (
         (1, None, ScopeError, "expected a count that is known"),
         (1, "n", ScopeError, "expected a count that is known"),
         ("n", 64, ScopeError, "expected a number that is known"),
         (0, 64, ScopeError, "found that of all threads of the block"),
-        (16, 32, TypeMismatch, "a barrier from 1 to 15"),
+        (16, 64, TypeMismatch, "a barrier from 1 to 15"),
+        (-1, 32, TypeMismatch, "a barrier from 1 to 15"),
         (1, 0, TypeMismatch, "at least one thread"),
     ):
         with pytest.raises(error, match=text) as caught:

@@ -12,6 +12,7 @@ from tests.tilecore.cuda.emulated import lowered, run_emulated
 from tilecore.codegen.cubin import read_features
 from tilecore.codegen.nvrtc import compile_cuda
 from tilecore.interpreter import run
+from tilecore.ir.dtype import DType
 
 OPERATIONS = {
     "add": lambda a, b: a + b,
@@ -79,6 +80,27 @@ def test_the_assembler_sees_no_negative_of_16_bits(operation):
     (kernel,) = read_features(compile_cuda(source.text, source.arch).data, source.arch).values()
     assert kernel.opcodes.get("IABS", 0) == 0
     assert kernel.opcodes["PRMT"] >= 2  # one of the element, one of what becomes of it
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("int32", 31), ("int64", 63)])
+def test_literals_of_one_expression_may_come_to_more_than_the_type_holds(dtype, bits):
+    """TVM makes one literal of them, and stopped where that was none of the type."""
+    most = 2**bits - 5
+
+    @T.prim_func
+    def main(A: T.Tensor((32,), dtype), C: T.Tensor((3, 32), dtype)):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(32):
+                C[0, i] = (A[i] + most) + most
+                C[1, i] = A[i] * 2 ** (bits // 2 + 1) * 2 ** (bits // 2 + 1) + A[i]
+                C[2, i] = (A[i] - most) * 2 - 3
+
+    a = np.arange(-16, 16).astype(dtype)
+    found = np.zeros((3, 32), dtype)
+    run_emulated(main, "h100", [a, found])
+    wanted = [[(int(x) + 2 * most), int(x), (int(x) - most) * 2 - 3] for x in a]
+    kind = DType(dtype)
+    assert found.T.tolist() == [[kind.wrapped(v) for v in row] for row in wanted]
 
 
 CONVERTED = {

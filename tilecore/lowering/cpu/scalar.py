@@ -18,6 +18,7 @@ import tvm
 from tvm import tirx as tir
 
 from tilecore.errors import UnsupportedOnTarget
+from tilecore.ir.conversion import nearest
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import (
     NUM_THREADS,
@@ -214,7 +215,7 @@ def constant_of(value: float | bool, dtype: str, lanes: int = 1) -> Any:
     """Return a literal, as it is computed with."""
     kind = value_type(dtype)
     if DType(dtype).is_float:
-        return broadcast(tir.FloatImm(kind, float(value)), lanes)
+        return broadcast(tir.FloatImm(kind, nearest(value, dtype)), lanes)
     return broadcast(tir.IntImm(kind, int(value)), lanes)
 
 

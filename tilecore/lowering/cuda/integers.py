@@ -59,12 +59,27 @@ def converted(value: Any, source: str, target: str) -> Any:
 def wrapped(operator: Callable[..., Any], args: tuple[Any, ...], dtype: str) -> Any:
     """Return the result of an operation: as many bits of it as the type has."""
     kind = DType(dtype)
-    if dtype == "bool" or (kind.is_signed and kind.bits >= 32):
+    if dtype == "bool":
         return operator(*args)
+    if kind.is_signed and kind.bits >= 32:
+        made = operator(*args)
+        fits = _most_literal(made) <= kind.ends[1]
+        return made if fits else operator(*(hidden(a, dtype) for a in args))
     if kind.bits >= 32:
         return hidden(operator(*(hidden(a, dtype) for a in args)), dtype)
     wide = "int32" if kind.is_signed else "uint32"
     return converted(operator(*(hidden(tir.Cast(wide, a), wide) for a in args)), wide, dtype)
+
+
+def _most_literal(value: Any) -> int:
+    """Return what no literal is larger than that TVM may make of an expression's literals."""
+    if isinstance(value, tir.IntImm):
+        return abs(int(value.value))
+    if isinstance(value, (tir.Add, tir.Sub)):
+        return _most_literal(value.a) + _most_literal(value.b)
+    if isinstance(value, tir.Mul):
+        return _most_literal(value.a) * _most_literal(value.b)
+    return 1
 
 
 def hidden(value: Any, dtype: str) -> Any:

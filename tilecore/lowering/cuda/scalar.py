@@ -17,6 +17,7 @@ import numpy as np
 import tvm_ffi
 from tvm import tirx as tir
 
+from tilecore.ir.conversion import nearest
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import (
     PAIRED,
@@ -170,11 +171,9 @@ def constant(value: float | bool, dtype: str) -> Any:
         return literal(int(value), kind)
     if kind == "float64" and math.isfinite(value) and float(f"{value:.15f}") != value:
         return _precise(float(value))
-    if abs(value) > LARGEST.get(kind, math.inf):
-        with np.errstate(over="ignore"):
-            value = float(np.dtype(kind).type(value))
+    value = nearest(value, dtype)  # TVM computes what comes of literals in float64
     if math.isfinite(value):
-        return tir.FloatImm(kind, float(value))
+        return tir.FloatImm(kind, value)
     return _of_bits(kind, _special_bits(value))
 
 
