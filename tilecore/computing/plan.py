@@ -184,6 +184,7 @@ class Plan:
         outcome: what the function returns, and where else these tensors go.
         alignment: of the addresses of tensors that its kernels take, in bytes.
         is_own: whether its kernels are for its sizes alone.
+        unread: of each step what no later one reads, and that is no result; None: to be found.
     """
 
     inputs: Mapping[str, Node]
@@ -192,6 +193,11 @@ class Plan:
     outcome: Outcome
     alignment: int = 1
     is_own: bool = True
+    unread: Sequence[Sequence[Node | Call]] | None = None
+
+    def __post_init__(self) -> None:
+        if self.unread is None:
+            self.unread = self._unread()
 
     def __repr__(self) -> str:
         names = ", ".join(stage.program.name for stage in self.stages)
@@ -237,7 +243,8 @@ class Plan:
             for name, node in self.inputs.items()
         }
         tensors.clear()
-        for step, unread in zip(self.steps, self._unread, strict=True):
+        assert self.unread is not None
+        for step, unread in zip(self.steps, self.unread, strict=True):
             if isinstance(step, Launch):
                 given = [arrays.at(known, place) for place in step.reads]
                 before(step.stage, given)
@@ -264,9 +271,7 @@ class Plan:
                 del known[made]
         return [arrays.whole(arrays.at(known, place)) for place in self.results]
 
-    @functools.cached_property
     def _unread(self) -> Sequence[Sequence[Node | Call]]:
-        """Of each step what no later one reads, and that is no result."""
         last: dict[Node | Call, int] = {}
         for number, step in enumerate(self.steps):
             last |= dict.fromkeys((*_made(step), *(place.memory for place in _reads(step))), number)
@@ -300,7 +305,8 @@ class Plan:
         inputs = {name: sized.node(node) for name, node in self.inputs.items()}
         results = [sized.place(place) for place in self.results]
         outcome = self.outcome.of(values)
-        return Plan(inputs, steps, results, outcome, self.alignment, is_own=False)
+        unread = [[sized.made(one) for one in found] for found in self.unread or ()]
+        return Plan(inputs, steps, results, outcome, self.alignment, is_own=False, unread=unread)
 
 
 def _is_fixed(node: Node) -> bool:
@@ -358,6 +364,10 @@ class _Sized:
                 node.kind, node.op, (), self._numbers(node.shape), node.dtype, attrs, node.span
             )
         return found
+
+    def made(self, one: Node | Call) -> Node | Call:
+        """Return a tensor, or a call of a step that is sized by now."""
+        return self.node(one) if isinstance(one, Node) else self._sized.get(one, one)
 
     def place(self, place: Place) -> Place:
         if id(place) in self._fixed:
