@@ -191,7 +191,7 @@ class Writer:
         names = ["i", "j"][: len(shape)]
         kind = self.choice(["tile", "tile", "row", "loop", "constant", "element"])
         if kind == "element":
-            return self.element(names)
+            return self.element(dict(zip(names, shape, strict=True)))
         tile = self.any_tile(shape=shape)
         text = f"{tile.name}[{', '.join(names)}]" if tile else ""
         if kind == "row" and len(shape) == 2:
@@ -209,13 +209,15 @@ class Writer:
         wide = "float64" if tile.is_float else "int64"
         return f"T.cast({text}, '{wide}')", tile.bound, tile.precision, tile.is_float
 
-    def element(self, names: list[str]) -> tuple[str, float, float, bool]:
-        """An element of a tensor, in steps that may begin before it and leave it."""
+    def element(self, counts: dict[str, int]) -> tuple[str, float, float, bool]:
+        """An element of a tensor, in steps that may begin before it and leave it, but not all."""
         source = self.tensor((self.m, self.n))
         indices = []
         for extent in source.shape:
-            name, step = self.choice([*names, "bx"]), self.choice([1, 1, 2, 3, -1, -2])
-            first = self.number(-4, extent) if step > 0 else self.number(0, extent + 8)
+            name, step = self.choice([*counts, "bx"]), self.choice([1, 1, 2, 3, -1, -2])
+            way = abs(step) * (counts.get(name, 1) - 1)
+            before, behind = (min(way, 4), 0) if step > 0 else (0, min(way, 8))
+            first = self.number(-before, extent - 1 + behind)
             indices.append(f"{name} * {step} + {first}")
         wide = "float64" if source.is_float else "int64"
         text = f"T.cast({source.name}[{', '.join(indices)}], '{wide}')"
