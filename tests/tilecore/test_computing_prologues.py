@@ -187,6 +187,18 @@ def test_gpus_unpack_codes(form: Form, target: str) -> None:
     check(tilecore.compute(form, target=target), packed(form, torch.float16, 3))
 
 
+@pytest.mark.parametrize("target", ["auto", "emulated h100"])
+@pytest.mark.parametrize("rows", [1, 20])
+def test_what_is_behind_the_last_column_adds_nothing(rows: int, target: str) -> None:
+    @tilecore.compute(target=target)
+    def divided(x: Any, w: Any, s: Any) -> Any:  # there by 0
+        return F.linear(x, (w.view(48, 5, GROUP).to(x.dtype) / s).view(48, 5 * GROUP))
+
+    torch.manual_seed(rows)
+    w, s = torch.randint(1, 99, (48, 5 * GROUP), dtype=torch.int8), torch.rand(48, 5, 1) + 0.5
+    check(divided, [torch.randn(rows, 5 * GROUP).half(), w, s.half()])
+
+
 def test_gpus_unpack_codes_by_a_kernel() -> None:
     computation = tilecore.compute(neighbours, target="emulated a100")
     check(computation, packed(neighbours, torch.float16, 65), count=2)
@@ -217,7 +229,8 @@ def test_shifts_by_as_many_bits_as_there_are_are_those_of_torch() -> None:
 def test_integers_wrap_as_those_of_torch() -> None:
     @tilecore.compute
     def wrapped(x: Any, w: Any) -> Any:
-        return x @ ((w * 3 - 200) + (w << 2)).to(x.dtype)
+        masked = (w | -16) + (w ^ -1) - (w & 255)
+        return x @ ((w * 3 - 100) + (w << 2) + masked).to(x.dtype)
 
     for dtype in torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64:
         w = torch.randint(0, 127, (16, 8)).to(dtype)

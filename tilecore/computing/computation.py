@@ -69,9 +69,10 @@ from tilecore.computing.windows import in_its_place
 from tilecore.errors import TypeMismatch
 from tilecore.frontend.signature import bound_call
 from tilecore.gpu_target import GpuTarget
+from tilecore.inference import dots
 from tilecore.jit_calls import likeness
 from tilecore.runtime.memo import Memo
-from tilecore.target import parse_target
+from tilecore.target import Target, parse_target
 from tilecore.torch_trace import is_autocast, is_traced, labelled
 
 _LOG = logging.getLogger("tilecore.computing")
@@ -270,6 +271,12 @@ class Computation:
         """Of the addresses of tensors that kernels of the target take, in bytes."""
         return GPU_ALIGNMENT_BYTES if isinstance(parse_target(self.target), GpuTarget) else 1
 
+    def _new_places(self) -> Places:
+        """Return the places of tensors of a new plan."""
+        target = parse_target(self.target)
+        tiled = dots.tiled(target) if isinstance(target, Target) else ()
+        return Places(self._alignment > 1, tiled)
+
     def _passed(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Variant, Passed, Arguments]:
@@ -398,7 +405,7 @@ class Computation:
         kernels = sum(isinstance(step, Group) for step in ways[0][0])
         ahead = Ahead(len(ways) == 1 and HELPER.pays(kernels))
         plans = [
-            self._drafted(inputs, order, results, Places(is_on_gpu), outcome, owners, ahead)
+            self._drafted(inputs, order, results, self._new_places(), outcome, owners, ahead)
             for order, results in ways
         ]
         plan = min(plans, key=lambda plan: plan.time_s)

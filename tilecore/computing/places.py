@@ -7,7 +7,7 @@ strides, and where a kernel would read elements that lie far apart.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tilecore.computing.extents import at, taken
@@ -139,11 +139,12 @@ class Places:
 
     Attributes:
         is_on_gpu: whether kernels are a GPU's.
+        tiled: element types of which a CPU multiplies tiles (AMX).
         copies: nodes whose tensors are to be made before the next kernel runs, in order.
     """
 
-    def __init__(self, is_on_gpu: bool) -> None:
-        self.is_on_gpu = is_on_gpu
+    def __init__(self, is_on_gpu: bool, tiled: Collection[str] = ()) -> None:
+        self.is_on_gpu, self.tiled = is_on_gpu, tiled
         self._known: dict[Node, Place] = {}
         self._copied: dict[Node, Node] = {}
         self._made: set[Node] = set()

@@ -11,7 +11,7 @@ from tilecore.computing.graph import Node, Shape
 from tilecore.computing.places import Place, Places
 from tilecore.computing.prologue import prologue_of
 from tilecore.computing.right_operand import TILES_OF_RIGHT, RightOperand
-from tilecore.computing.rows import Loop
+from tilecore.computing.rows import Loop, stored_as
 from tilecore.computing.text import (
     Names,
     Program,
@@ -58,8 +58,7 @@ def product(group: Group, name: str, places: Places, order: Sequence[int] | None
     grid += f", {math.prod(batch)}" if batch else ""
     places_of_results = {core: "c"} if group.twin is None else {core: "c", group.twin: "c2"}
     steps = [
-        _Step(one, names, batch, f"b{c[1:]}", c, ", transpose_A=True" * trans_a)
-        for one, c in places_of_results.items()
+        _Step(one, names, batch, f"b{c[1:]}", c, trans_a) for one, c in places_of_results.items()
     ]
     lines = [
         f"with T.Kernel({grid}, threads=threads) as {blocks}:",
@@ -72,6 +71,14 @@ def product(group: Group, name: str, places: Places, order: Sequence[int] | None
     ]
     row, column = "by * block_M + i", "bx * block_N + j"
     whole = row if not batch else f"bz * {m} + {row}"
+    if steps[0].is_turned:
+        made, value = elements_of(group, names, {core: "c[j, i]"}, row, column)
+        lines += [
+            "    for i, j in T.Parallel(block_M, block_N):",
+            *(f"        {line}" for line in made),
+            f"        out[{row}, {column}] = {stored_as(group.root.dtype, value)}",
+        ]
+        return program(group, name, names, (rows, n), KNOBS, indented(lines, 2))
     lines += _epilogue(group, names, places_of_results, whole, column, "block_M, block_N")
     tile = [("by * block_M", "block_M"), ("bx * block_N", "block_N")]
     output, target = _target(batch, (rows, n), tile, order)
@@ -84,24 +91,31 @@ class _Step:
 
     Attributes:
         dtype: of tiles of both operands.
+        is_turned: whether it is computed as its transpose.
         made: lines that allocate.
         loads, gemm: lines of a step along K.
     """
 
-    def __init__(self, core: Node, names: Names, batch: Shape, b: str, c: str, flags: str) -> None:
+    def __init__(
+        self, core: Node, names: Names, batch: Shape, b: str, c: str, trans_a: bool
+    ) -> None:
         found: _Read | RightOperand = (
             RightOperand(core, names, b, TILES)
             if "prologue" in core.attrs
             else _Read(core, names, batch, b)
         )
-        self.dtype = found.dtype
+        self.dtype, self.loads = found.dtype, found.loads
+        self.is_turned = isinstance(found, RightOperand) and found.is_first
+        shape = "block_N, block_M" if self.is_turned else "block_M, block_N"
         self.made = [
-            *found.made,
-            f"{c} = T.alloc_fragment((block_M, block_N), 'float32')",
-            f"T.clear({c})",
-        ]
-        self.loads = found.loads
-        self.gemm = f"T.gemm(a, {b}, {c}{flags}{', transpose_B=True' * found.is_turned})"
+            *found.made, f"{c} = T.alloc_fragment(({shape}), 'float32')", f"T.clear({c})",
+        ]  # fmt: skip
+        operands = [("a", trans_a), (b, found.is_turned)]
+        if self.is_turned:
+            operands = [(b, not found.is_turned), ("a", not trans_a)]
+        (left, is_left), (right, is_right) = operands
+        flags = ", transpose_A=True" * is_left + ", transpose_B=True" * is_right
+        self.gemm = f"T.gemm({left}, {right}, {c}{flags})"
 
 
 class _Read:

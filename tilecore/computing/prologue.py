@@ -343,12 +343,18 @@ def _bounds(node: Node) -> tuple[int, int] | None:
     if node.kind == "call" and is_of_bits(node):
         by = node.attrs["call"].args[1]
         form = OF_BITS[plain(node.op)]
-        if form == "&" and type(by) is int and by >= 0:
-            return 0, by
+        if form == "&" and type(by) is int and within(by, node.dtype) >= 0:
+            return 0, within(by, node.dtype)
         inner = _bounds(node.producers[0])
         if form == ">>" and type(by) is int and inner is not None:
             return inner[0] >> by, inner[1] >> by
     return _limits(node.dtype)
+
+
+def within(value: int, dtype: str) -> int:
+    """Return what is left of a number in an integer type."""
+    least, most = _limits(dtype)
+    return (value - least) % (most - least + 1) + least
 
 
 def _limits(dtype: str) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from tilecore.computing.prologue import (
     parts_of,
     plain,
     producers_at,
+    within,
 )
 from tilecore.computing.rows import COLUMNS, ROWS, stored_as
 from tilecore.computing.text import (
@@ -52,6 +53,8 @@ class RightOperand:
         made: lines that allocate.
         loads: lines of a step along K.
         is_turned: whether a tile of it is one of (N, K).
+        is_first: whether products are to have it on the left, and are transposes then: tiles are
+            multiplied as they are stored.
     """
 
     def __init__(self, core: Node, names: Names, b: str, tiles: Mapping[str, str]) -> None:
@@ -63,6 +66,7 @@ class RightOperand:
         rows = present(math.prod(core.shape[:-1]))
         is_of_vectors = self.is_turned and rows <= FEW and not names.places.is_on_gpu
         self.dtype = WIDE if is_of_vectors else root.dtype  # which rounds nothing
+        self.is_first = self.is_turned and self.dtype in names.places.tiled
         tile = TILES_OF_RIGHT[self.is_turned]
         loops = dict(zip("cr" if is_turned else "rc", zip(tile, "ij", strict=True), strict=True))
         starts = {v: f"{tiles[t]} + {i}" for v, (t, i) in loops.items()}
@@ -82,6 +86,9 @@ class RightOperand:
             self.loads.append(f"T.copy({names.read(leaf, seen)}[{first}], {own})")
             elements.copied[leaf] = f"{own}[{index}]"
         value = elements.root(self.dtype)
+        if names.places.is_on_gpu:  # which multiplies what is behind K by zeros: by no NaN
+            v = "c" if core.attrs["trans_b"] else "r"
+            value = f"T.if_then_else({starts[v]} < {elements.extents[v]}, {value}, 0)"
         self.loads += [
             f"for i, j in T.Parallel({', '.join(tile)}):",
             *(f"    {line}" for line in elements.lines),
@@ -182,13 +189,15 @@ class _Elements:
     def _of_bits(self, node: Node, parts: list[tuple[Node, list[Index]]], kind: str) -> str:
         form, call = OF_BITS[plain(node.op)], node.attrs["call"]
         a, b = (
-            self._integer(*parts[arg.number], kind) if type(arg) is Hole else str(arg)
+            self._integer(*parts[arg.number], kind)
+            if type(arg) is Hole
+            else str(within(arg, node.dtype))
             for arg in call.args
         )
         if form == ">>" and type(call.args[1]) is Hole:  # as torch has it, by as many as there are
             most = 8 * DType(node.dtype).itemsize - (not node.dtype.startswith("u"))
             b = f"T.if_then_else(({b} < 0) | ({b} > {most}), {most}, {b})"
-        text = f"{a} {form} {b}"
+        text = f"({a}) {form} ({b})"
         return self._within(node, text, kind) if form in MAY_WRAP else self._line(text)
 
     def _within(self, node: Node, text: str, kind: str) -> str:

@@ -87,6 +87,15 @@ def choose(
     return chosen, notes
 
 
+def tiled(target: Target) -> frozenset[str]:
+    """Return the element types of which a target multiplies tiles."""
+    found = (
+        dot for dot in DOTS
+        if dot.is_tiled and not dot.obstacle(target.features, target.vector_bytes)
+    )  # fmt: skip
+    return frozenset(name for dot in found for name in dot.operands)
+
+
 def tile_of(gemm: Gemm, dot: Dot) -> tuple[int, int] | None:
     """Return the rows and groups of the tiles that divide a gemm, or None: they would be small."""
     m, _ = gemm_extents(gemm.c)
