@@ -175,7 +175,7 @@ def test_codes_are_unpacked_where_they_are_multiplied(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.few(4)
 def test_codes_are_unpacked_by_a_kernel_for_many_rows(form: Form, dtype: torch.dtype) -> None:
-    computation, args = tilecore.compute(form), packed(form, dtype, 257)
+    computation, args = tilecore.compute(form), packed(form, dtype, 513)
     check(computation, args, count=2)
     assert "torch's" not in computation.explain(*args)
 
@@ -264,7 +264,7 @@ def test_numbers_of_rows_may_vary() -> None:
 
 
 def test_products_of_many_rows_read_what_was_stored_once() -> None:
-    check(tilecore.compute(turned), arguments(turned, torch.float32, torch.int8, 257), count=2)
+    check(tilecore.compute(turned), arguments(turned, torch.float32, torch.int8, 513), count=2)
 
 
 def test_weights_that_others_read_are_stored() -> None:

@@ -41,7 +41,7 @@ MOST = 24  # operations
 MOST_ENTRIES = 256  # of a table
 # Rows of a product: with more, what is computed for each block of them takes longer than to store
 # it once.
-MOST_ROWS, MOST_ROWS_ON_GPU = 256, 64
+MOST_ROWS, MOST_ROWS_ON_GPU = 512, 64
 FEW_ROWS = 16  # for which every element is read once
 LEAST_SHARE = 1 / 32  # of the bytes of an operand, that a tensor has which counts
 
