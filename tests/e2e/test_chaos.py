@@ -56,6 +56,7 @@ def folder():
         yield Path(path)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not PROGRAMS, reason="needs PostgreSQL's programs")
 def test_a_run_outlives_the_death_of_everything_it_needs(folder):

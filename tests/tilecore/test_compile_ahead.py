@@ -157,6 +157,7 @@ MODEL = """
 """.replace("LEAST", str(LEAST))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core compiles no earlier")
 def test_computations_of_several_kernels_do_without_the_compiler_here(tmp_path):
     here, pid = run(MODEL.replace("BEFORE", ""), tmp_path).split("\n")[:2]

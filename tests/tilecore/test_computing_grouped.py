@@ -107,6 +107,7 @@ def by_hand(x, router, w13, w2):
     return torch.stack(rows)
 
 
+@pytest.mark.exhaustive
 def test_a_layer_of_experts_of_any_number_of_tokens_has_one_plan():
     computation, weights = tilecore.compute(mixture), experts()
     for tokens in (9, 12, 14, 10):

@@ -160,6 +160,7 @@ def test_several_results_strides_and_tensors_that_are_returned_as_they_came():
         torch.testing.assert_close(ours, expected)
 
 
+@pytest.mark.exhaustive
 def test_where_a_gradient_is_wanted_the_graph_has_the_function_itself():
     computed = tilecore.compute(hidden)
     x, *weights = operands()

@@ -220,7 +220,7 @@ def attention(**fields):
     return problem, definition.program(problem, dict(definition.default_config("cuda")))
 
 
-@pytest.mark.few(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "fields",
     [{}, {"causal": True, "heads": 6}, {"causal": True, "seq_q": 500, "seq_kv": 700, "batch": 2}],
