@@ -91,7 +91,7 @@ class Prologue:
         for node, at in self._elements(own - views):
             if node in views:
                 kept -= set(_chain(_simplest(node, at)))
-        return Prologue(_needed(self.root, kept))
+        return Prologue(_needed(self.members, kept))
 
     def _elements(self, own: Collection[Node]) -> Iterator[tuple[Node, list[Index]]]:
         """Yield nodes and indices of the elements that one of the operand is made of.
@@ -154,7 +154,7 @@ def _members(
     root: Node, product: Node, users: Mapping[Node, Sequence[Node]], results: set[Node]
 ) -> tuple[Node, ...]:
     """Return what can be computed of an operand by a product, and nobody else needs."""
-    nodes = ordered([root])
+    nodes = _behind(root)
     tables = {n.producers[0] for n in nodes if n.kind == "call" and is_look_up(n)}
     found = {node for node in nodes if _is_computed(node)} - tables
     while True:
@@ -165,14 +165,32 @@ def _members(
         if not shared:
             break
         found -= shared
-    return _needed(root, found)
+    return _needed(nodes, found)
 
 
-def _needed(root: Node, found: Collection[Node]) -> tuple[Node, ...]:
-    """Return those of some nodes that a root is made of without others, producers first."""
-    needed, kept = {root}, list[Node]()
-    for node in reversed([node for node in ordered([root]) if node in found]):
-        if node in needed:
+def _behind(root: Node) -> list[Node]:
+    """Return what a node is made of by operations that can be computed, each behind its producers.
+
+    What others make is the end.
+    """
+    found: dict[Node, None] = {}
+    stack = [(root, iter(root.producers if _is_computed(root) else ()))]
+    while stack:
+        node, rest = stack[-1]
+        following = next(rest, None)
+        if following is None:
+            found[node] = None
+            stack.pop()
+        elif following not in found:
+            stack.append((following, iter(following.producers if _is_computed(following) else ())))
+    return list(found)
+
+
+def _needed(nodes: Sequence[Node], found: Collection[Node]) -> tuple[Node, ...]:
+    """Return those of some nodes that the last one is made of without others, producers first."""
+    needed, kept = {nodes[-1]}, list[Node]()
+    for node in reversed(nodes):
+        if node in needed and node in found:
             needed |= set(node.producers)
             kept.append(node)
     return tuple(reversed(kept))
