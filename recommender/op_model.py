@@ -43,7 +43,7 @@ class OpConstants:
     row_l2_bytes_per_slot: float = 20.0  # the same without products, where nothing is in L1
     row_l2_doublings: float = 4.0  # of L1, until nothing is: a row too many does not push out all
     far_factor: float = 12.0  # rate of blocks whose tiles exceed half of L2, relative to memory,
-    far_doublings: float = 4.0  # of half of L2, until that of memory is left
+    far_doublings: float = 2.0  # of twice L2, until that of memory is left
     product_run_slots: float = 200.0  # starting a product: panels, edges, configuration of tiles
     run_slots: float = 4.0  # starting another statement, mostly while the one before ends
     block_slots: float = 150.0
@@ -231,7 +231,7 @@ def _tile_rate(
     l2 = (c.row_l2_bytes_per_slot if _is_of_rows(launch) else c.l2_bytes_per_slot) / slot_s
     near = min(l2, c.far_factor * hardware.core_bandwidth_bytes_per_s)
     levels = [held <= hardware.l1d_bytes, held <= hardware.l2_bytes / 2]
-    spilled = np.log2(np.maximum(2 * held / hardware.l2_bytes, 1.0)) / c.far_doublings
+    spilled = np.log2(np.maximum(held / (2 * hardware.l2_bytes), 1.0)) / c.far_doublings
     slow = 1.0 / hardware.core_bandwidth_bytes_per_s
     far = 1.0 / (1.0 / near + np.minimum(spilled, 1.0) * (slow - 1.0 / near))
     if not _is_of_rows(launch):
