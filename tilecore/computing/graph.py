@@ -15,12 +15,14 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-from tilecore.computing.extents import varies
+from tilecore.computing.extents import present, varies
 from tilecore.errors import ShapeMismatch, SourceSpan, TypeMismatch
+from tilecore.ir.dtype import DType
 
 FLOATS = ("float32", "float16", "bfloat16")
 INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
 CUT = (*INTEGERS, "float8_e4m3fn", "float8_e5m2")  # a conversion leaves out what it must
+COMPLEX = MappingProxyType({"complex64": 8, "complex128": 16})  # bytes of what torch computes with
 INTEGER = "int64"  # of where(condition, 1, 0), as torch has it
 OF_INTEGERS = ("add", "sub", "mul", "pow", "maximum", "minimum", "neg", "abs")  # torch: integers
 Kind = Literal[
@@ -64,10 +66,19 @@ class Node:
         return math.prod(self.shape)
 
 
-def ordered(roots: Sequence[Node]) -> list[Node]:
-    """Return all nodes that some nodes need, each behind its producers."""
+def ordered(
+    roots: Sequence[Node], follows: Callable[[Node], bool] = lambda node: True
+) -> list[Node]:  # fmt: skip
+    """Return all nodes that some nodes need, each behind its producers.
+
+    ``follows``: whether a node's own producers are asked for, too.
+    """
+
+    def producers(node: Node) -> Iterator[Node]:
+        return iter(node.producers if follows(node) else ())
+
     found: dict[Node, None] = {}
-    stack: list[tuple[Node, Iterator[Node]]] = [(r, iter(r.producers)) for r in reversed(roots)]
+    stack: list[tuple[Node, Iterator[Node]]] = [(r, producers(r)) for r in reversed(roots)]
     while stack:
         node, rest = stack[-1]
         following = next(rest, None)
@@ -75,8 +86,20 @@ def ordered(roots: Sequence[Node]) -> list[Node]:
             found[node] = None
             stack.pop()
         elif following not in found:
-            stack.append((following, iter(following.producers)))
+            stack.append((following, producers(following)))
     return list(found)
+
+
+def viewed(node: Node) -> Node:
+    """Return the tensor that a node is a view of, maybe itself."""
+    while node.kind == "view":
+        node = node.producers[0]
+    return node
+
+
+def bytes_of(node: Node) -> int:
+    """Return how many bytes a tensor has, where sizes vary at the call that it was read for."""
+    return present(node.size) * (COMPLEX.get(node.dtype) or DType(node.dtype).itemsize)
 
 
 def consumers(nodes: Sequence[Node]) -> dict[Node, list[Node]]:

@@ -21,9 +21,11 @@ from tilecore.computing.graph import (
     INTEGERS,
     Node,
     Shape,
+    bytes_of,
     consumers,
     ordered,
     rewritten_beside,
+    viewed,
     with_args,
 )
 from tilecore.ir.dtype import DType
@@ -86,7 +88,7 @@ class Prologue:
             NoDigits: as ``reads``.
         """
         own = set(self.members)
-        views = {node for node in own if node.kind == "view" and _viewed(node) not in own}
+        views = {node for node in own if node.kind == "view" and viewed(node) not in own}
         kept = set(own)
         for node, at in self._elements(own - views):
             if node in views:
@@ -154,7 +156,7 @@ def _members(
     root: Node, product: Node, users: Mapping[Node, Sequence[Node]], results: set[Node]
 ) -> tuple[Node, ...]:
     """Return what can be computed of an operand by a product, and nobody else needs."""
-    nodes = _behind(root)
+    nodes = ordered([root], _is_computed)
     tables = {n.producers[0] for n in nodes if n.kind == "call" and is_look_up(n)}
     found = {node for node in nodes if _is_computed(node)} - tables
     while True:
@@ -166,24 +168,6 @@ def _members(
             break
         found -= shared
     return _needed(nodes, found)
-
-
-def _behind(root: Node) -> list[Node]:
-    """Return what a node is made of by operations that can be computed, each behind its producers.
-
-    What others make is the end.
-    """
-    found: dict[Node, None] = {}
-    stack = [(root, iter(root.producers if _is_computed(root) else ()))]
-    while stack:
-        node, rest = stack[-1]
-        following = next(rest, None)
-        if following is None:
-            found[node] = None
-            stack.pop()
-        elif following not in found:
-            stack.append((following, iter(following.producers if _is_computed(following) else ())))
-    return list(found)
 
 
 def _needed(nodes: Sequence[Node], found: Collection[Node]) -> tuple[Node, ...]:
@@ -238,11 +222,6 @@ def _chain(node: Node) -> list[Node]:
     return found
 
 
-def _viewed(node: Node) -> Node:
-    """Return the tensor that a node is a view of, maybe itself."""
-    return _chain(node)[-1]
-
-
 def _reads_what_is_there(prologue: Prologue) -> bool:
     """Return whether no kernel makes what it reads, which would compute the rest as well."""
     wide = _wide(prologue)
@@ -251,21 +230,17 @@ def _reads_what_is_there(prologue: Prologue) -> bool:
 
 def _reads_no_more(prologue: Prologue) -> bool:
     """Return whether it reads no more bytes than the operand has."""
-    return sum(map(_bytes, _wide(prologue))) <= _bytes(prologue.root)
+    return sum(map(bytes_of, _wide(prologue))) <= bytes_of(prologue.root)
 
 
 def _wide(prologue: Prologue) -> list[Node]:
     """Return the tensors that it reads but for small ones."""
-    least = LEAST_SHARE * _bytes(prologue.root)
-    return [leaf for leaf in prologue.leaves if _bytes(leaf) >= least]
+    least = LEAST_SHARE * bytes_of(prologue.root)
+    return [leaf for leaf in prologue.leaves if bytes_of(leaf) >= least]
 
 
 def _is_there(node: Node) -> bool:
-    return _viewed(node).kind in ("input", "call")
-
-
-def _bytes(node: Node) -> int:
-    return present(node.size) * DType(node.dtype).itemsize
+    return viewed(node).kind in ("input", "call")
 
 
 # --- which operations ---------------------------------------------------------------------------

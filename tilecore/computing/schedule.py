@@ -10,12 +10,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 
-from tilecore.computing.extents import present
-from tilecore.computing.graph import Node
+from tilecore.computing.graph import Node, bytes_of, viewed
 from tilecore.computing.together import Step, made_by, read_by
-from tilecore.ir.dtype import DType
-
-COMPLEX = {"complex64": 8, "complex128": 16}
 
 
 def scheduled(order: Sequence[Step], results: Sequence[Node]) -> list[Step]:
@@ -46,12 +42,12 @@ class _Runs:
         made = [{node for step in unit for node in made_by(step)} for unit in self.units]
         self._makers = {node: number for number, nodes in enumerate(made) for node in nodes}
         self._reads = [
-            {_memory(node) for step in unit for node in read_by(step)} & self._makers.keys()
+            {viewed(node) for step in unit for node in read_by(step)} & self._makers.keys()
             for unit in self.units
         ]
-        self._bytes = {node: _bytes(node) for node in self._makers}
+        self._bytes = {node: bytes_of(node) for node in self._makers}
         self._made = [sum(self._bytes[node] for node in nodes) for nodes in made]
-        self._kept = {_memory(node) for node in results}
+        self._kept = {viewed(node) for node in results}
         self._readers: dict[Node, set[int]] = {node: set() for node in self._makers}
         for number, nodes in enumerate(self._reads):
             for node in nodes:
@@ -102,14 +98,3 @@ class _Runs:
                 if not needed[other]:
                     heapq.heappush(ready, (left(other), other))
         return list(done)
-
-
-def _memory(node: Node) -> Node:
-    """Return the tensor that a view is part of."""
-    while node.kind == "view":
-        node = node.producers[0]
-    return node
-
-
-def _bytes(node: Node) -> int:
-    return present(node.size) * (COMPLEX.get(node.dtype) or DType(node.dtype).itemsize)
