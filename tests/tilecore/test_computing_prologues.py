@@ -171,6 +171,19 @@ def test_codes_are_unpacked_where_they_are_multiplied(
     assert "torch's" not in computation.explain(*args)
 
 
+@pytest.mark.parametrize("block_k", [64, 128])
+def test_tiles_that_end_within_vectors_of_chosen_codes(block_k: int) -> None:
+    """TVM failed on the interval that it took a choice of two masked loads for."""
+    x, w, s = packed(rows_apart, torch.float32, 19)
+    (launch,) = tilecore.compute(rows_apart).plan(x, w, s).steps
+    assert isinstance(launch, Launch)
+    tiles = {"block_M": 16, "block_N": 32, "block_K": block_k}
+    kernel = launch.stage.function(**{**launch.stage.chosen.config, **tiles})
+    exact = rows_apart(x.double(), w, s.double())
+    got = kernel(x, w.view(N // 2, K), *s.view(2, N, K // GROUP).unbind())
+    assert (got.double() - exact).abs().max() / exact.abs().max() < 2e-5
+
+
 @pytest.mark.parametrize("form", PACKED)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.few(4)

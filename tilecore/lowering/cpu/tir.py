@@ -50,6 +50,7 @@ FORGET = """define linkonce_odr hidden i32 @tilecore_forget() alwaysinline {
   ret i32 0
 }"""
 CUT, BACK = 1, 2
+COMPUTED = (tir.Add, tir.Sub, tir.Mul, tir.Div, tir.Min, tir.Max, tir.Select, tir.Cast)
 ON_STACK = {"disable_lower_builtin": tir.IntImm("bool", 1)}  # TVM leaves the buffer to LLVM
 
 
@@ -267,7 +268,7 @@ class TirBuilder:
         if isinstance(value, (int, tir.IntImm, tir.FloatImm, tir.Var)):
             return value
         var = tir.Var(self.name("t"), value.ty if hasattr(value, "ty") else value.dtype)
-        self.emit(tir.Bind(var, value))
+        self.emit(tir.Bind(var, _without_bounds(value)))
         return var
 
     def kept(self, value: Any, dtype: str, lanes: int = 1) -> Any:
@@ -334,6 +335,26 @@ def sequence(stmts: list[Any]) -> Any:
     if not stmts:
         return tir.Evaluate(tir.IntImm("int32", 0))
     return stmts[0] if len(stmts) == 1 else tir.SeqStmt(stmts)
+
+
+def _without_bounds(value: Any) -> Any:
+    """Return a value, if it is a vector of floats as one of which TVM looks for no bounds.
+
+    TVM takes a choice between two names that it knows nothing of (vectors loaded under a mask) for
+    the interval from their minimum to their maximum. Of what is multiplied by such an interval it
+    asks for the sign, by comparing it with an integer 0 of the type at hand, which for floats
+    fails (TVM 0.27, ``IntSetAnalyzer``). It looks into no shuffle, and LLVM drops this one.
+    """
+    if not isinstance(value, COMPUTED):
+        return value
+    dtype = value.ty.dtype
+    is_floats = dtype.lanes > 1 and dtype.is_float
+    return tir.Shuffle([value], _in_order(dtype.lanes)) if is_floats else value
+
+
+@functools.lru_cache(maxsize=64)
+def _in_order(lanes: int) -> list[Any]:
+    return [_number(i) for i in range(lanes)]
 
 
 def index(value: Any) -> Any:
