@@ -23,7 +23,7 @@ from tilecore.gpu_target import GpuTarget
 from tilecore.recommending import OpenProgram, ProgramAdvice
 from tilecore.target import CPU_NAMES, Target, names_emulator, parse_target
 from tuner_service.errors import TooManyThreads
-from tuner_service.hardware import find_hardware_or_like
+from tuner_service.hardware import find_hardware, find_hardware_or_like
 from tuner_service.kept_advice import KeptAdvice
 from tuner_service.nothing_kept import NothingKept
 from tuner_service.settings import Settings, load_settings
@@ -143,6 +143,16 @@ def advise_for(
     return replace(found, notes=(note, *found.notes))
 
 
+def _cpu_of(target: str) -> Target | None:
+    """Return the CPU that a target names by its instructions, or an emulated one; None: neither.
+
+    An emulated one runs everywhere, but choices for it are those for its own kind.
+    """
+    is_named = names_emulator(target) or target.lower().split("+")[0] in ("avx2", "avx512")
+    found = parse_target(target) if is_named else None
+    return found if isinstance(found, Target) else None
+
+
 def device_of(store: Devices, target: str | None) -> tuple[HardwareProfile, str]:
     """Return the device of a target as compilers name it, and what it stands in for ("": itself).
 
@@ -151,8 +161,10 @@ def device_of(store: Devices, target: str | None) -> tuple[HardwareProfile, str]
     """
     if target is None or target.lower() in CPU_NAMES:
         return host_profile(store), ""
-    if names_emulator(target) and isinstance(cpu := parse_target(target), Target):
-        target = cpu.isa  # emulated, so that every CPU runs it; the choice is that of its own kind
+    if (cpu := _cpu_of(target)) is not None:
+        generic = find_hardware(store, cpu.isa)
+        features = (*generic.features, *sorted(cpu.features))
+        return replace(generic, features=features, target=replace(cpu, is_emulated=False).name), ""
     if target.split()[0].lower() in ("cuda", "hip", "rocm"):
         chosen = parse_target(target)
         assert isinstance(chosen, GpuTarget)

@@ -78,7 +78,9 @@ def compile_target(hardware: HardwareProfile) -> str:
     """Return the name that tilecore compiles for a device by."""
     if hardware.kind != "cpu":
         return hardware.target or hardware.arch
-    return "llvm" if hardware.key == detected_host().key else hardware.arch.rsplit("-", 1)[-1]
+    if hardware.key == detected_host().key:
+        return "llvm"
+    return hardware.target or hardware.arch.rsplit("-", 1)[-1]
 
 
 @functools.cache

@@ -154,6 +154,14 @@ def test_devices_by_any_name(store):
     assert compile_target(load_profile("avx512")) == AVX512.isa
 
 
+@pytest.mark.parametrize("prefix", ["", "emulated "])
+def test_cpus_by_their_instructions(store, prefix):
+    cpu, asked_for = device_of(store, f"{prefix}avx512+amx_bf16+amx_tile")
+    assert (cpu.arch, asked_for) == ("x86-64-avx512", "")
+    assert {"avx512f", "amx_bf16", "amx_tile"} <= set(cpu.features)
+    assert compile_target(cpu) == "avx512+amx_bf16+amx_tile"
+
+
 def test_without_an_installation(monkeypatch):
     installed_recommender.cache_clear()
     monkeypatch.setattr(importlib.metadata.MetadataPathFinder, "find_distributions",
