@@ -152,7 +152,7 @@ def cases() -> dict[str, tuple[Function, tuple[Any, ...]]]:
             tuple(r(1, heads, n, 128).bfloat16() for heads, n in ((32, 1), (8, 2048), (8, 2048))),
         ),
         **experts("", torch.float32), **experts(" bfloat16", torch.bfloat16),
-        **narrow_weights(torch.float32), **narrow_weights(torch.bfloat16),
+        **linear_layers(), **narrow_weights(torch.float32), **narrow_weights(torch.bfloat16),
         **rotary("", torch.float32), **rotary(" bfloat16", torch.bfloat16),
         "decoding by hand, a cache that grows, 32 heads of 8, 2048x128": (
             decoded, (r(1, 32, 1, 128), r(1, 8, 2047, 128), r(1, 8, 1, 128), r(1, 1, 1, 2048))
@@ -305,6 +305,19 @@ def of_weights() -> dict[str, tuple[Function, tuple[Any, ...]]]:
             given = tuple(torch.randn(rows, n).to(dtype) for n in (width, others))
             name = f"transposed product {width}x{others}x{rows} {str(dtype).removeprefix('torch.')}"
             found[name] = (lambda x, y: x.T @ y, given)
+    return found
+
+
+def linear_layers() -> dict[str, tuple[Function, tuple[Any, ...]]]:
+    """Return linear layers in bfloat16, of 1 to 1024 rows."""
+    found: dict[str, tuple[Function, tuple[Any, ...]]] = {}
+    for n, k in (4096, 2048), (11008, 4096):
+        w = torch.randn(n, k).bfloat16()
+        for rows in 1, 2, 16, 64, 256, 1024:
+            found[f"linear {rows}x{n}x{k} bfloat16"] = (
+                F.linear,
+                (torch.randn(rows, k).bfloat16(), w),
+            )
     return found
 
 

@@ -6,12 +6,13 @@ import math
 import operator
 from collections.abc import Mapping, Sequence
 
+from tilecore.computing.extents import present
 from tilecore.computing.fusion import Group
 from tilecore.computing.graph import Node, Shape
 from tilecore.computing.places import Place, Places
 from tilecore.computing.prologue import prologue_of
 from tilecore.computing.right_operand import TILES_OF_RIGHT, RightOperand
-from tilecore.computing.rows import Loop, stored_as
+from tilecore.computing.rows import Loop
 from tilecore.computing.text import (
     Names,
     Program,
@@ -21,7 +22,13 @@ from tilecore.computing.text import (
     program,
     view_of,
 )
+from tilecore.inference.dots import TILE_ROWS
+from tilecore.ir.dtype import DType
+from tilecore.tile_config import KnobValue
 
+FEW_TURNED, MOST_TURNED = 1, 1024  # rows between which the transposes of products are computed
+TILE_DEPTH = 32  # of tiles of AMX
+MOST_THAT_WAIT, MOST_OF_BLOCK = 64, 512  # rows of these
 LOG2_E = 1.44269504088896341
 ROWS_OF_BLOCK = 64  # of matrices that lie apart: with fewer they are copied into one
 TILES = {"block_M": "by * block_M", "block_N": "bx * block_N", "block_K": "ko * block_K"}
@@ -56,10 +63,8 @@ def product(group: Group, name: str, places: Places, order: Sequence[int] | None
     grid = f"T.ceildiv({n}, block_N), T.ceildiv({rows}, block_M)"
     blocks = "(bx, by)" if not batch else "(bx, by, bz)"
     grid += f", {math.prod(batch)}" if batch else ""
-    places_of_results = {core: "c"} if group.twin is None else {core: "c", group.twin: "c2"}
-    steps = [
-        _Step(one, names, batch, f"b{c[1:]}", c, trans_a) for one, c in places_of_results.items()
-    ]
+    cores = {"": core} if group.twin is None else {"": core, "2": group.twin}
+    steps = [_Step(one, names, batch, suffix, trans_a) for suffix, one in cores.items()]
     lines = [
         f"with T.Kernel({grid}, threads=threads) as {blocks}:",
         f"    a = T.alloc_shared(({', '.join(tile_a)}), {steps[0].dtype!r})",
@@ -71,51 +76,82 @@ def product(group: Group, name: str, places: Places, order: Sequence[int] | None
     ]
     row, column = "by * block_M + i", "bx * block_N + j"
     whole = row if not batch else f"bz * {m} + {row}"
-    if steps[0].is_turned:
-        made, value = elements_of(group, names, {core: "c[j, i]"}, row, column)
-        lines += [
-            "    for i, j in T.Parallel(block_M, block_N):",
-            *(f"        {line}" for line in made),
-            f"        out[{row}, {column}] = {stored_as(group.root.dtype, value)}",
-        ]
-        return program(group, name, names, (rows, n), KNOBS, indented(lines, 2))
+    lines += [f"    {line}" for step in steps for line in step.turns]
+    places_of_results = {step.core: step.result for step in steps}
     lines += _epilogue(group, names, places_of_results, whole, column, "block_M, block_N")
     tile = [("by * block_M", "block_M"), ("bx * block_N", "block_N")]
     output, target = _target(batch, (rows, n), tile, order)
-    lines.append(f"    T.copy(c, out[{target}])")
-    return program(group, name, names, output, KNOBS, indented(lines, 2))
+    lines.append(f"    T.copy({steps[0].result}, out[{target}])")
+    right = steps[0].right
+    space = _space_of_turned(right, present(rows), present(k)) if right.is_first else None
+    return program(group, name, names, output, KNOBS, indented(lines, 2), space)
 
 
 class _Step:
     """The lines of one product of a kernel: its right operand and its sums.
 
     Attributes:
+        core: the product.
         dtype: of tiles of both operands.
-        is_turned: whether it is computed as its transpose.
         made: lines that allocate.
         loads, gemm: lines of a step along K.
+        turns: lines that transpose the sums, if the transpose is computed.
+        result: the fragment with the sums.
+        right: how the right operand is read.
     """
 
-    def __init__(
-        self, core: Node, names: Names, batch: Shape, b: str, c: str, trans_a: bool
-    ) -> None:
+    def __init__(self, core: Node, names: Names, batch: Shape, suffix: str, trans_a: bool) -> None:
+        self.core, b, c = core, f"b{suffix}", f"c{suffix}"
         found: _Read | RightOperand = (
             RightOperand(core, names, b, TILES)
             if "prologue" in core.attrs
             else _Read(core, names, batch, b)
         )
         self.dtype, self.loads = found.dtype, found.loads
-        self.is_turned = isinstance(found, RightOperand) and found.is_first
-        shape = "block_N, block_M" if self.is_turned else "block_M, block_N"
+        self.right = found
+        self.result, self.turns = c, list[str]()
+        shape = "block_N, block_M" if found.is_first else "block_M, block_N"
         self.made = [
             *found.made, f"{c} = T.alloc_fragment(({shape}), 'float32')", f"T.clear({c})",
         ]  # fmt: skip
         operands = [("a", trans_a), (b, found.is_turned)]
-        if self.is_turned:
+        if found.is_first:
             operands = [(b, not found.is_turned), ("a", not trans_a)]
+            self.result = f"turned{suffix}"
+            self.made.append(f"{self.result} = T.alloc_fragment((block_M, block_N), 'float32')")
+            self.turns = [
+                "for i, j in T.Parallel(block_M, block_N):", f"    {self.result}[i, j] = {c}[j, i]",
+            ]  # fmt: skip
         (left, is_left), (right, is_right) = operands
         flags = ", transpose_A=True" * is_left + ", transpose_B=True" * is_right
         self.gemm = f"T.gemm({left}, {right}, {c}{flags})"
+
+
+def _space_of_turned(
+    right: _Read | RightOperand, rows: int, depth: int
+) -> dict[str, tuple[KnobValue, ...]]:
+    """Return the configs for the transpose of a product of so many rows.
+
+    A block has all of them, if it can. Few wait for weights, which come from memory in pieces of at
+    least a KiB then; more read each row of weights again and again, so that it is copied next to
+    others, if it is not computed.
+
+    Source: configs of 8 to 1024 rows by weights of 4096 x 2048 to 11008 x 4096, 16, 8 and 4 bits,
+    bfloat16, a Xeon with AMX, one thread.
+    """
+    unit = TILE_ROWS if rows <= TILE_ROWS else 2 * TILE_ROWS
+    block_m, whole = -(-rows // unit) * unit, -(-depth // TILE_DEPTH) * TILE_DEPTH
+    columns: tuple[int, ...] = (256, 512)
+    depths: tuple[int, ...] = (512,)
+    if rows <= MOST_THAT_WAIT:
+        columns, depths = (64, 128), (1024 if right.element_bytes >= 1 else 2048,)
+    elif rows <= MOST_OF_BLOCK // 2:
+        columns, depths = (64, 128, 256), (1024, 2048)
+    return {
+        "block_M": (min(block_m, MOST_OF_BLOCK),), "block_N": columns,
+        "block_K": tuple(sorted({min(n, whole) for n in depths})),
+        "pack_a": ("none",) if rows <= MOST_THAT_WAIT else ("rows",), "pack_b": ("grid", "block"),
+    }  # fmt: skip
 
 
 class _Read:
@@ -126,13 +162,18 @@ class _Read:
         made: lines that allocate.
         loads: lines of a step along K.
         is_turned: whether a tile of it is one of (N, K).
+        is_first, element_bytes: as of RightOperand. What is packed then are the few rows of the
+            other one.
     """
 
     def __init__(self, core: Node, names: Names, batch: Shape, b: str) -> None:
         right = core.producers[1]
-        self.dtype = right.dtype
+        self.dtype, self.element_bytes = right.dtype, float(DType(right.dtype).itemsize)
         place, is_turned = names.places.operand(right)
         self.is_turned = is_turned ^ core.attrs["trans_b"]
+        rows, columns = present(math.prod(core.shape[:-1])), present(core.shape[-1])
+        is_small = not batch and FEW_TURNED < rows <= min(MOST_TURNED, columns)
+        self.is_first = is_small and self.is_turned and self.dtype in names.places.tiled
         place, lead = tile_of(place, batch)
         tile = TILES_OF_RIGHT[self.is_turned]
         source = ", ".join([*lead, *(TILES[t] for t in tile)])

@@ -12,7 +12,7 @@ from tilecore.computing.calls import Hole
 from tilecore.computing.digits import Index
 from tilecore.computing.extents import present
 from tilecore.computing.fusion import Group
-from tilecore.computing.graph import Node
+from tilecore.computing.graph import Node, bytes_of
 from tilecore.computing.places import Place, Places
 from tilecore.computing.prologue import (
     OF_BITS,
@@ -55,6 +55,7 @@ class RightOperand:
         is_turned: whether a tile of it is one of (N, K).
         is_first: whether products are to have it on the left, and are transposes then: tiles are
             multiplied as they are stored.
+        element_bytes: what one of its elements takes of the largest tensor that it is computed of.
     """
 
     def __init__(self, core: Node, names: Names, b: str, tiles: Mapping[str, str]) -> None:
@@ -67,6 +68,7 @@ class RightOperand:
         is_of_vectors = self.is_turned and rows <= FEW and not names.places.is_on_gpu
         self.dtype = WIDE if is_of_vectors else root.dtype  # which rounds nothing
         self.is_first = self.is_turned and self.dtype in names.places.tiled
+        self.element_bytes = max(map(bytes_of, reads)) / present(math.prod(root.shape))
         tile = TILES_OF_RIGHT[self.is_turned]
         loops = dict(zip("cr" if is_turned else "rc", zip(tile, "ij", strict=True), strict=True))
         starts = {v: f"{tiles[t]} + {i}" for v, (t, i) in loops.items()}

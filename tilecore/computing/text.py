@@ -12,6 +12,7 @@ from tilecore.computing.extents import Extent, Sizes, varies
 from tilecore.computing.fusion import Group
 from tilecore.computing.graph import INTEGERS, Node, Shape, is_cut
 from tilecore.computing.places import Place, Places, row_major
+from tilecore.tile_config import KnobValue
 
 FORMS: Mapping[str, str] = MappingProxyType({
     "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}",
@@ -35,8 +36,8 @@ RESERVED = (
     "a", "b", "b2", "bx", "by", "bz", "c", "c2", "column", "d", "first", "i", "j", "k", "ko",
     "largest", "n", "part", "parts", "products", "q", "r", "row", "s", "scores", "segment",
     "shares", "shrink", "splits", "step", "steps", "streams", "sums", "threads", "tilelang", "top",
-    "tops", "total", "totals", "v", "value", "weights", "whole", "x", "T", "block_M", "block_N",
-    "block_K", "num_stages",
+    "tops", "total", "totals", "turned", "turned2", "v", "value", "weights", "whole", "x", "T",
+    "block_M", "block_N", "block_K", "num_stages",
     *(f"{x}{n}" for x in ("f", "n", "p", "r", "v", "b", "b2") for n in range(100)),
 )  # fmt: skip
 
@@ -82,7 +83,7 @@ class Program:
     name: str
     text: str
     inputs: tuple[Parameter, ...]
-    space: Mapping[str, tuple[int, ...]]
+    space: Mapping[str, tuple[KnobValue, ...]]
     sample: str
     numbers: tuple[Extent, ...] = ()
     results: tuple[Node, ...] = ()
@@ -267,7 +268,7 @@ def _cut(node: Node, text: str) -> str:
 
 def program(
     group: Group, name: str, names: Names, output: Shape | None, knobs: str, body: str,
-    space: Mapping[str, tuple[int, ...]] | None = None, helpers: str = "",
+    space: Mapping[str, tuple[KnobValue, ...]] | None = None, helpers: str = "",
 ) -> Program:  # fmt: skip
     """Return the program of a group: a module with one function that makes it.
 
