@@ -68,6 +68,16 @@ def read_kernels(func: Any, reading: Reading) -> list[OrderProgram]:
     return found
 
 
+def conjuncts(cond: Any) -> list[Any]:
+    """Return the conditions that all hold where one does.
+
+    Each is looked at by itself: what is known keeps threads out, whatever data says.
+    """
+    if not isinstance(cond, tir.And):
+        return [cond]
+    return [*conjuncts(cond.a), *conjuncts(cond.b)]
+
+
 class KernelReader(Expressions):
     """Reads one kernel."""
 
@@ -341,8 +351,10 @@ class KernelReader(Expressions):
             return Seq((*acts, *((taken,) if taken is not None else ())))
         if is_empty(then) and (other is None or is_empty(other)):
             return Seq(acts)
-        is_uniform = cond is None and self.is_uniform(stmt.condition)
-        return Seq((*acts, If(expression(cond), then, other, is_uniform)))
+        for part in [stmt.condition] if other is not None else reversed(conjuncts(stmt.condition)):
+            given = self.value(part)
+            then = If(expression(given), then, other, given is None and self.is_uniform(part))
+        return Seq((*acts, then))
 
     def _for(self, stmt: Any) -> Node:
         acts = (*self.acts(stmt.min), *self.acts(stmt.extent))

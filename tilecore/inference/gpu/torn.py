@@ -1,0 +1,423 @@
+"""Torn branches: those that not all threads take, in which threads must meet nevertheless.
+
+No barrier can stand inside. Which threads share an element there follows from the thread index,
+which is evaluated for all threads of the block, and from the loops inside, turn by turn: threads of
+a branch run their turns whenever they like. What is not known is taken to be any element.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+
+import numpy as np
+import numpy.typing as npt
+
+from tilecore.errors import ScopeError
+from tilecore.inference.gpu.loops import TILE_STATEMENTS
+from tilecore.inference.gpu.teams import EVERYBODY, MEETINGS, Teams
+from tilecore.ir import nodes
+from tilecore.ir.analysis import reads, writes
+from tilecore.ir.evaluate import Evaluator
+from tilecore.ir.expr import Binary, Cast, Expr, Load, Unary, Var, int_value
+from tilecore.ir.nodes import Buffer, KernelLaunch, Stmt
+from tilecore.ir.polynomial import Key, structural_key
+from tilecore.ir.substitute import substitute_expr
+from tilecore.ir.trips import trip_count
+from tilecore.ir.visitor import children, distinct, flat, loads, walk
+
+WARP = 32
+MOST_PLACES = 1 << 18  # of one access: threads times turns
+MOST_TURNS = 64  # of the loops around a branch, which its threads run in step
+Numbers = npt.NDArray[np.int64]
+
+
+def torn_branches(
+    launch: KernelLaunch,
+    threads: tuple[int, int, int],
+    teams: Teams,
+    memory: Mapping[Buffer, set[Buffer]],
+) -> dict[Stmt, frozenset[Stmt]]:
+    """Return branches and loops of some threads, with what in them threads must meet before.
+
+    Args:
+        launch: the launch.
+        threads: of its blocks.
+        teams: its roles, in which barriers can stand.
+        memory: for each tile in shared memory those that share its place.
+    """
+    if not launch.thread_vars:
+        return {}
+    whole = _Around(launch, threads)
+    found: dict[Stmt, frozenset[Stmt]] = {}
+    for branch, around in _branches(launch.body, teams, whole):
+        walked = _Walk(teams, memory, around.turns())
+        walked.visit(branch, [], around)
+        if walked.torn:
+            found[branch] = frozenset(walked.torn)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Around:
+    """What surrounds a statement.
+
+    ``conds``: conditions of the branches inside of the outermost one that not all threads take, and
+    whether they hold; ``inside``: the loops in it; ``loops``: those around it.
+    """
+
+    launch: KernelLaunch
+    threads: tuple[int, int, int]
+    lets: Mapping[Var, Expr] = field(default_factory=dict)
+    loops: tuple[nodes.For, ...] = ()
+    inside: tuple[nodes.For | nodes.While, ...] = ()
+    conds: tuple[tuple[Expr, bool], ...] = ()
+
+    def knowing(self, stmt: Stmt) -> _Around:
+        """Return the same behind a statement."""
+        match stmt:
+            case nodes.Let(var=var, value=value):
+                return replace(self, lets={**self.lets, var: self.spelled(value)})
+            case nodes.If(cond=cond, then_body=then, else_body=None) if _leaves(then):
+                return replace(self, conds=(*self.conds, (self.spelled(cond), False)))
+            case _:
+                return self
+
+    def spelled(self, expr: Expr) -> Expr:
+        """Return an expression without names."""
+        return substitute_expr(expr, self.lets)
+
+    def turns(self) -> Sequence[Mapping[Var, int]]:
+        """Return the values that variables of the loops around have together, turn by turn.
+
+        Those of loops with many turns, or of a number that is not known, are left out.
+        """
+        ranges: dict[Var, range] = {}
+        for loop in self.loops:
+            bounds = [int_value(self.spelled(e)) for e in (loop.start, loop.stop, loop.step)]
+            if None in bounds:
+                continue
+            values = range(*(b for b in bounds if b is not None))
+            if math.prod(len(r) for r in ranges.values()) * len(values) <= MOST_TURNS:
+                ranges[loop.loop_var] = values
+        return [dict(zip(ranges, values, strict=True)) for values in product(*ranges.values())]
+
+
+def _leaves(body: Stmt) -> bool:
+    """Return whether a body always ends a turn of the loop around."""
+    last = flat([body])[-1:]
+    return bool(last) and isinstance(last[0], nodes.Jump)
+
+
+def _meets_all(stmt: Stmt) -> bool:
+    return isinstance(stmt, nodes.Sync) and stmt.scope in EVERYBODY
+
+
+def _branches(stmt: Stmt, teams: Teams, around: _Around) -> Iterator[tuple[Stmt, _Around]]:
+    """Yield the outermost branches and loops that not all threads of their team run alike."""
+    if id(stmt) in teams.apart:
+        yield stmt, around
+        for body in _roles(stmt, teams):
+            yield from _branches(body, teams, around)
+        return
+    if isinstance(stmt, nodes.Parallel):
+        return
+    if isinstance(stmt, nodes.For):
+        around = replace(around, loops=(*around.loops, stmt))
+    for child in children(stmt):
+        yield from _branches(child, teams, around)
+        around = around.knowing(child)
+
+
+def _roles(stmt: Stmt, teams: Teams) -> Iterator[Stmt]:
+    for body in children(stmt):
+        if id(body) in teams.bodies:
+            yield body
+        else:
+            yield from _roles(body, teams)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Access:
+    """An access of a shared tile by each thread that comes by.
+
+    ``indices``: None where it is of any part; ``is_told``: whether the lanes of each warp have met
+    since.
+    """
+
+    buffer: Buffer
+    indices: tuple[Expr, ...] | None
+    kind: str  # "read", "write", "update"
+    stmt: Stmt
+    around: _Around
+    is_told: bool = False
+
+    @property
+    def key(self) -> Key:
+        """What decides which elements it is of."""
+        around = self.around
+        indices = (structural_key(around.spelled(i)) for i in self.indices or ())
+        conds = ((id(cond), holds) for cond, holds in around.conds)
+        return id(self.buffer), *indices, *conds, *map(id, around.inside)
+
+
+class _Walk:
+    """Goes through a branch of some threads and notes where they must meet."""
+
+    def __init__(
+        self,
+        teams: Teams,
+        memory: Mapping[Buffer, set[Buffer]],
+        turns: Sequence[Mapping[Var, int]],
+    ) -> None:
+        self.teams, self.memory, self.turns = teams, memory, turns
+        self.torn: set[Stmt] = set()
+        self.known: dict[tuple[Key, Key, bool], bool] = {}
+        self.made: dict[int, list[_Access]] = {}  # by statement
+
+    def visit(self, stmt: Stmt, seen: list[_Access], around: _Around) -> list[_Access]:
+        """Return what has been touched since the threads met, behind a statement."""
+        if id(stmt) in self.teams.bodies:
+            return seen  # it has barriers of its own
+        if id(stmt) in self.teams.single:  # one thread has no other to wait for
+            self.torn |= {s for s in walk(stmt) if _meets_all(s)}
+            return seen
+        match stmt:
+            case nodes.Seq(stmts=stmts):
+                for child in stmts:
+                    seen = self.visit(child, seen, around)
+                    around = around.knowing(child)
+                return seen
+            case nodes.Sync(scope="warp"):
+                return [replace(a, is_told=True) for a in seen]
+            case nodes.Sync() if _meets_all(stmt):
+                self.torn.add(stmt)
+                return []
+            case nodes.Sync(scope=scope) if scope in MEETINGS:
+                return []
+            case nodes.Wait():
+                return []
+            case nodes.If(cond=cond, then_body=then, else_body=other):
+                seen = self.touch(stmt, seen, around)
+                after: list[_Access] = []
+                for body, holds in ((then, True), (other, False)):
+                    conds = (*around.conds, (around.spelled(cond), holds))
+                    inside = replace(around, conds=conds)
+                    after += seen if body is None else self.visit(body, list(seen), inside)
+                return list(dict.fromkeys(after))
+            case nodes.For() | nodes.While():
+                return self.turn_by_turn(stmt, seen, around)
+            case _:
+                return self.touch(stmt, seen, around)
+
+    def turn_by_turn(
+        self, loop: nodes.For | nodes.While, seen: list[_Access], around: _Around
+    ) -> list[_Access]:
+        """Return what has been touched behind a loop, of which a turn may follow another one."""
+        seen = self.touch(loop, seen, around)
+        inside = replace(around, inside=(*around.inside, loop))
+        if isinstance(loop, nodes.While):
+            conds = (*around.conds, (around.spelled(loop.cond), True))
+            inside = replace(inside, conds=conds)
+        once = self.visit(loop.body, list(seen), inside)
+        twice = self.visit(loop.body, list(dict.fromkeys((*seen, *once))), inside)
+        return list(dict.fromkeys((*seen, *once, *twice)))
+
+    def touch(self, stmt: Stmt, seen: list[_Access], around: _Around) -> list[_Access]:
+        """Return what has been touched behind a statement without others, or a head of others."""
+        if id(stmt) not in self.made:
+            self.made[id(stmt)] = list(self.accesses(stmt, around))
+        own = self.made[id(stmt)]
+        if stmt in self.torn or any(self.meet(one, other) for one in own for other in seen):
+            self.torn.add(stmt)
+            return own
+        return [*seen, *(a for a in own if a not in seen)]
+
+    def accesses(self, stmt: Stmt, around: _Around) -> Iterator[_Access]:
+        """Yield what a statement itself touches of shared memory."""
+        for load in loads(stmt):
+            if load.buffer.root in self.memory:
+                yield _Access(load.buffer, load.indices, "read", stmt, around)
+        match stmt:
+            case nodes.Atomic(buffer=buffer, indices=indices) if buffer.root in self.memory:
+                yield _Access(buffer, indices, "update", stmt, around)
+            case nodes.Store(buffer=buffer, indices=indices) if buffer.root in self.memory:
+                yield _Access(buffer, indices, "write", stmt, around)
+            case nodes.Parallel():
+                for part in walk(stmt):
+                    yield from self.parts(part, around)
+            case _:
+                yield from self.parts(stmt, around)
+
+    def parts(self, stmt: Stmt, around: _Around) -> Iterator[_Access]:
+        """Yield the tiles that a statement touches in any part."""
+        if isinstance(stmt, (nodes.Arrive, nodes.Wait)):
+            return
+        of_tiles = isinstance(stmt, (*TILE_STATEMENTS, nodes.LaneGemm))
+        for buffers, kind in ((reads(stmt) if of_tiles else [], "read"), (writes(stmt), "write")):
+            for buffer in buffers:
+                if buffer.root in self.memory and buffer.arrive_counts is None:
+                    yield _Access(buffer, None, kind, stmt, around)
+
+    # --- who meets whom -----------------------------------------------------------------------
+
+    def meet(self, one: _Access, other: _Access) -> bool:
+        """Return whether two threads may touch one element, one of which writes it."""
+        if one.kind == other.kind and (one.kind != "write" or one.stmt is other.stmt):
+            return False
+        if other.buffer.root not in self.memory[one.buffer.root]:
+            return False
+        if one.buffer is not other.buffer or one.indices is None or other.indices is None:
+            return True
+        key = one.key, other.key, other.is_told
+        if key not in self.known:
+            apart = WARP if other.is_told else 1
+            self.known[key] = any(_share(one, other, turn, apart) for turn in self.turns)
+        return self.known[key]
+
+
+def _share(one: _Access, other: _Access, turn: Mapping[Var, int], apart: int) -> bool:
+    """Return whether threads of two groups of ``apart`` threads may touch one element."""
+    a, b = _places(one, turn), _places(other, turn)
+    if a is None or b is None:
+        return True
+    columns = []
+    for x, y in zip(a.indices, b.indices, strict=True):
+        if x is not None and y is not None and x[1] == y[1]:
+            columns.append((x[0], y[0]))
+    ours = np.stack([*(x for x, _ in columns), np.zeros_like(a.thread)], axis=1)
+    theirs = np.stack([*(y for _, y in columns), np.zeros_like(b.thread)], axis=1)
+    if not len(ours) or not len(theirs):
+        return False
+    _, number = np.unique(np.concatenate([ours, theirs]), axis=0, return_inverse=True)
+    number = number.reshape(-1)
+    group = np.concatenate([a.thread, b.thread]) // apart
+    is_ours = np.arange(len(number)) < len(ours)
+    count = int(number.max()) + 1
+    low = [np.full(count, np.iinfo(np.int64).max) for _ in range(2)]
+    high = [np.full(count, -1) for _ in range(2)]
+    for side, mine in enumerate((is_ours, ~is_ours)):
+        np.minimum.at(low[side], number[mine], group[mine])
+        np.maximum.at(high[side], number[mine], group[mine])
+    both = (high[0] >= 0) & (high[1] >= 0)
+    return bool((both & (np.minimum(*low) != np.maximum(*high))).any())
+
+
+Index = tuple[Numbers, Mapping[Key, int]]  # a number, and multiples of what all threads have alike
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """The elements that threads touch: one row for each thread and turn of the loops inside.
+
+    ``indices``: by axis; None where nothing is known.
+    """
+
+    thread: Numbers
+    indices: tuple[Index | None, ...]
+
+
+def _places(access: _Access, turn: Mapping[Var, int]) -> _Places | None:
+    """Return the elements of an access in one turn of the loops around; None: too many to list."""
+    around = access.around
+    x, y, z = around.threads
+    thread = np.arange(x * y * z)
+    parts = (thread % x, thread // x % y, thread // (x * y))
+    values: dict[Var, Numbers] = dict(zip(around.launch.thread_vars, parts, strict=False))
+    values |= {v: np.full_like(thread, n) for v, n in turn.items()}
+    inner: set[Var] = {*around.launch.thread_vars}
+    indices = tuple(around.spelled(i) for i in access.indices or ())
+    needed = {n for e in (*indices, *(c for c, _ in around.conds)) for n in distinct(e)}
+    for loop in around.inside:
+        if isinstance(loop, nodes.While):
+            continue
+        var = loop.loop_var
+        inner.add(var)
+        if var not in needed and not any(
+            var in set(distinct(e))
+            for other in around.inside
+            if isinstance(other, nodes.For)
+            for e in map(around.spelled, (other.start, other.stop, other.step))
+        ):
+            continue
+        head = [_number(around.spelled(e), values) for e in (loop.start, loop.stop, loop.step)]
+        trips = _number(around.spelled(trip_count(loop)), values)
+        if trips is None or head[0] is None or head[2] is None:
+            continue  # any turn: what depends on it is not known
+        trips = np.maximum(np.broadcast_to(trips, thread.shape), 0)
+        if int(trips.sum()) > MOST_PLACES:
+            return None
+        rows = np.repeat(np.arange(len(thread)), trips)
+        count = np.arange(len(rows)) - np.repeat(np.cumsum(trips) - trips, trips)
+        start, step = (np.broadcast_to(h, thread.shape)[rows] for h in (head[0], head[2]))
+        thread, values = thread[rows], {v: n[rows] for v, n in values.items()}
+        values[var] = start + step * count
+    mask = np.ones(len(thread), bool)
+    for cond, holds in around.conds:
+        for part, is_true in _conjuncts(cond, holds):
+            met = _number(part, values)
+            if met is not None:
+                mask &= np.broadcast_to(met, mask.shape).astype(bool) == is_true
+    values = {v: n[mask] for v, n in values.items()}
+    found = tuple(_index(i, values, inner, int(mask.sum())) for i in indices)
+    return _Places(thread[mask], found)
+
+
+def _conjuncts(cond: Expr, holds: bool) -> Iterator[tuple[Expr, bool]]:
+    """Yield conditions that all hold, or do not, where one holds, or does not."""
+    match cond:
+        case Binary(op="and") if holds:
+            yield from _conjuncts(cond.a, True)
+            yield from _conjuncts(cond.b, True)
+        case Binary(op="or") if not holds:
+            yield from _conjuncts(cond.a, False)
+            yield from _conjuncts(cond.b, False)
+        case Unary(op="not"):
+            yield from _conjuncts(cond.a, not holds)
+        case _:
+            yield cond, holds
+
+
+def _number(expr: Expr, values: Mapping[Var, Numbers]) -> Numbers | None:
+    """Return the value of an expression in each row; None: it depends on more."""
+    if any(isinstance(n, Load) for n in distinct(expr)):
+        return None
+    with contextlib.suppress(ScopeError), np.errstate(all="ignore"):
+        return np.asarray(Evaluator(values)(expr))
+    return None
+
+
+def _index(expr: Expr, values: Mapping[Var, Numbers], inner: set[Var], count: int) -> Index | None:
+    """Return an index in each row; None: it depends on what threads may have differently."""
+    number = _number(expr, values)
+    if number is not None:
+        return np.broadcast_to(number, (count,)).astype(np.int64), {}
+    parts = set(distinct(expr))
+    if not parts & inner and not any(isinstance(n, Load) for n in parts):
+        return np.zeros(count, np.int64), {structural_key(expr): 1}
+    match expr:
+        case Cast(a=a) if expr.dtype.is_integer and a.dtype.is_integer and expr.dtype.bits >= 32:
+            return _index(a, values, inner, count)
+        case Binary(op="add" | "sub", a=a, b=b):
+            left, right = _index(a, values, inner, count), _index(b, values, inner, count)
+            if left is None or right is None:
+                return None
+            return _sum(left, right, 1 if expr.op == "add" else -1)
+        case Binary(op="mul", a=a, b=b):
+            for term, factor in ((a, int_value(b)), (b, int_value(a))):
+                found = None if factor is None else _index(term, values, inner, count)
+                if found is not None and factor is not None:
+                    return _sum((np.zeros(count, np.int64), {}), found, factor)
+            return None
+        case _:
+            return None
+
+
+def _sum(left: Index, right: Index, factor: int) -> Index:
+    terms = dict(left[1])
+    for key, times in right[1].items():
+        terms[key] = terms.get(key, 0) + factor * times
+    return left[0] + factor * right[0], {k: n for k, n in terms.items() if n}
