@@ -125,8 +125,9 @@ class Barriers:
                 return touched
             case nodes.Sync() | nodes.Wait() | nodes.Annotate(key="wait_products"):
                 return self._after(stmt, touched)
-            case nodes.Jump():
-                self.left[-1] = self.left[-1].union(touched)
+            case nodes.Jump():  # out of a role inside a loop of some threads: there is no other
+                if self.left:
+                    self.left[-1] = self.left[-1].union(touched)
                 return touched
             case nodes.If(cond=cond, then_body=then, else_body=other):
                 touched = self._touch(

@@ -22,12 +22,12 @@ from tilecore.inference.gpu.teams import EVERYBODY, MEETINGS, Teams
 from tilecore.ir import nodes
 from tilecore.ir.analysis import reads, writes
 from tilecore.ir.evaluate import Evaluator
-from tilecore.ir.expr import Binary, Cast, Expr, Load, Unary, Var, int_value
+from tilecore.ir.expr import Binary, Cast, Const, Expr, Load, Unary, Var, int_value
 from tilecore.ir.nodes import Buffer, KernelLaunch, Stmt
 from tilecore.ir.polynomial import Key, structural_key
 from tilecore.ir.substitute import substitute_expr
 from tilecore.ir.trips import trip_count
-from tilecore.ir.visitor import children, distinct, flat, loads, walk
+from tilecore.ir.visitor import children, distinct, flat, has_loads, loads, walk
 
 WARP = 32
 MOST_PLACES = 1 << 18  # of one access: threads times turns
@@ -66,7 +66,8 @@ class _Around:
     """What surrounds a statement.
 
     ``conds``: conditions of the branches inside of the outermost one that not all threads take, and
-    whether they hold; ``inside``: the loops in it; ``loops``: those around it.
+    whether they hold; ``inside``: the loops in it; ``loops``: those around it; ``single``: the
+    outermost statement of one thread.
     """
 
     launch: KernelLaunch
@@ -75,6 +76,7 @@ class _Around:
     loops: tuple[nodes.For, ...] = ()
     inside: tuple[nodes.For | nodes.While, ...] = ()
     conds: tuple[tuple[Expr, bool], ...] = ()
+    single: Stmt | None = None
 
     def knowing(self, stmt: Stmt) -> _Around:
         """Return the same behind a statement."""
@@ -161,7 +163,7 @@ class _Access:
         around = self.around
         indices = (structural_key(around.spelled(i)) for i in self.indices or ())
         conds = ((id(cond), holds) for cond, holds in around.conds)
-        return id(self.buffer), *indices, *conds, *map(id, around.inside)
+        return id(self.buffer), id(around.single), *indices, *conds, *map(id, around.inside)
 
 
 class _Walk:
@@ -182,9 +184,8 @@ class _Walk:
         """Return what has been touched since the threads met, behind a statement."""
         if id(stmt) in self.teams.bodies:
             return seen  # it has barriers of its own
-        if id(stmt) in self.teams.single:  # one thread has no other to wait for
-            self.torn |= {s for s in walk(stmt) if _meets_all(s)}
-            return seen
+        if id(stmt) in self.teams.single and around.single is None:
+            around = replace(around, single=stmt)
         match stmt:
             case nodes.Seq(stmts=stmts):
                 for child in stmts:
@@ -266,7 +267,11 @@ class _Walk:
 
     def meet(self, one: _Access, other: _Access) -> bool:
         """Return whether two threads may touch one element, one of which writes it."""
-        if one.kind == other.kind and (one.kind != "write" or one.stmt is other.stmt):
+        if one.kind == other.kind and one.kind != "write":
+            return False
+        if one.around.single is not None and one.around.single is other.around.single:
+            return False
+        if one.stmt is other.stmt and (one.kind == other.kind) and not _orders_turns(one):
             return False
         if other.buffer.root not in self.memory[one.buffer.root]:
             return False
@@ -277,6 +282,17 @@ class _Walk:
             apart = WARP if other.is_told else 1
             self.known[key] = any(_share(one, other, turn, apart) for turn in self.turns)
         return self.known[key]
+
+
+def _orders_turns(write: _Access) -> bool:
+    """Return whether it matters in which turn a statement writes an element at last.
+
+    Where data say which element it is, the program has seen to it that they are different ones.
+    """
+    around, stmt = write.around, write.stmt
+    is_known = not any(has_loads(around.spelled(i)) for i in write.indices or ())
+    is_one_value = isinstance(stmt, nodes.Store) and isinstance(stmt.value, Const)
+    return bool(around.inside) and is_known and not is_one_value
 
 
 def _share(one: _Access, other: _Access, turn: Mapping[Var, int], apart: int) -> bool:
