@@ -48,7 +48,7 @@ class _Run:
     def value(self, text: str) -> Ints:
         """Return an expression in each thread."""
         names = {"tx": np.arange(self.threads), "A": self.a, "k": NUMBER, "n": self.threads}
-        found = eval(text, {"__builtins__": {}}, {**names, **self.tiles, **self.values})  # noqa: S307
+        found = eval(text, {"__builtins__": {}}, {**names, **self.tiles, **self.values})
         return np.broadcast_to(np.asarray(found, np.int64), (self.threads,))
 
 
@@ -85,17 +85,18 @@ class _Writer:
         a, b = (self.rng.choice([*VARIABLES, *names, "A[tx]", "tx", "k"]) for _ in range(2))
         return self.pick(f"({a} + {b}) % 97", f"({a} * 3 - {b}) % 89", f"{a} % 50", f"{b} % 61 + 1")
 
-    def cond(self, names: tuple[str, ...]) -> str:
-        """Return a condition."""
+    def cond(self, names: tuple[str, ...], *, is_joined: bool = True) -> str:
+        """Return a condition, or two of which both must hold."""
         n, c = self.threads, self.rng.randrange(1, self.threads)
         some = [
             f"tx < {c}", f"tx >= {c}", f"tx % {self.rng.choice([2, 3, 4])} == 0", "tx < k",
             f"tx == {c}", f"A[tx] > {c % 40}", f"{self.rng.choice(VARIABLES)} % 3 == 1",
-            f"tx // 32 == {n // 32 - 1}", f"(tx + k) % 5 < 3", "k > 20",
+            f"tx // 32 == {n // 32 - 1}", "(tx + k) % 5 < 3", "k > 20",
         ]  # fmt: skip
         some += [f"tx % 4 == {name} % 4" for name in names]
         one = self.rng.choice(some)
-        return one if self.rng.random() < 0.7 else f"({one}) & ({self.rng.choice(some)})"
+        is_joined &= self.rng.random() < 0.3
+        return f"({one}) & ({self.rng.choice(some)})" if is_joined else one
 
     def block(self, depth: int, names: tuple[str, ...], tiles: tuple[str, ...]) -> list[Node]:
         """Return some statements that touch only some tiles."""
@@ -124,13 +125,14 @@ class _Writer:
             then = self.block(depth + 1, names, tiles[:cut] or tiles)
             has_other = cut and self.rng.random() < 0.5
             other = self.block(depth + 1, names, tiles[cut:]) if has_other else []
-            return "if", self.cond(names), then, other
+            # Of two with an else the proof of order takes both for data if one is.
+            return "if", self.cond(names, is_joined=not other), then, other
         self.loops += 1
         name = f"loop{self.loops}"
-        n = self.threads
+        n, part = self.threads, self.rng.choice([4, 32] if self.threads <= 64 else [32])
         head = self.pick(
-            "T.serial(3)", "T.serial(tx % 3 + 1)", "T.serial(2, 5)", f"T.serial(tx, {2 * n - 5}, {n})",
-            "T.unroll(2)", f"T.serial(tx // {self.rng.choice([4, 32])} + 1)" if n <= 64 else "T.serial(2)",
+            "T.serial(3)", "T.serial(2, 5)", "T.unroll(2)", "T.serial(tx % 3 + 1)",
+            f"T.serial(tx // {part} + 1)", f"T.serial(tx, {2 * n - 5}, {n})",
             f"T.serial(tx, k + {n}, {n})",
         )  # fmt: skip
         return "for", name, head, self.block(depth + 1, (*names, name), tiles)

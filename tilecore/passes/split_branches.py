@@ -192,8 +192,9 @@ class _Parts:
             taken = self.variable("taken", INT32, stmt)
             look = nodes.Store(taken, (ZERO,), cast(cond, "int32"), stmt.span)
             done = [nodes.Store(taken, (ZERO,), ZERO, stmt.span), *_where(conds, [look])]
+            known = [c for c in (*conds, *_conjuncts(cond)) if not has_loads(c)]
             cond = as_bool(Load(taken, (ZERO,), INT32))
-            then = (*(c for c in conds if not has_loads(c)), cond)  # what is known is told again
+            then = (*known, cond)  # those who do not come by are told once more
         done += self.of([stmt.then_body], then)
         if stmt.else_body is not None:
             done += self.of([stmt.else_body], (*conds, unary("not", cond)))
@@ -290,6 +291,13 @@ def _is_repeatable(value: Expr) -> bool:
     return not has_loads(value) and len(list(distinct(value))) <= INLINE_NODES
 
 
+def _conjuncts(cond: Expr) -> list[Expr]:
+    """Return the conditions that all hold where one does."""
+    if isinstance(cond, Binary) and cond.op == "and":
+        return [*_conjuncts(cond.a), *_conjuncts(cond.b)]
+    return [cond]
+
+
 def _where(conds: Sequence[Expr], stmts: Sequence[Stmt]) -> list[Stmt]:
     """Return statements under conditions, those that memory decides inside of the others."""
     if not stmts or not conds:
@@ -299,5 +307,5 @@ def _where(conds: Sequence[Expr], stmts: Sequence[Stmt]) -> list[Stmt]:
     for some in (kept, [c for c in conds if not has_loads(c)]):
         if some:
             cond = functools.reduce(lambda a, b: binary("and", a, b), some)
-            body = nodes.If(cond, body, None, body.span)
-    return [body]
+            body = Seq((nodes.If(cond, body, None, body.span),), body.span)
+    return flat([body])

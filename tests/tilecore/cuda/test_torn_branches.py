@@ -389,6 +389,111 @@ def test_a_barrier_of_the_program_in_a_torn_branch_is_refused():
         lowered(main, "h100")
 
 
+@T.macro
+def parts_of_a_role(tx, tile, A, B, k):
+    """A warp does nothing but what data say, in two parts."""
+    left = T.alloc_var("int32")
+    left = A[tx]
+    tile[tx] = 0
+    if left > 20:
+        B[tx] = 5
+    else:
+        if tx // 32 == 1:
+            tile[(tx + 58) % N] = left
+            left = tile[(A[tx] + 59) % N]
+            B[tx] = left
+
+
+@T.macro
+def a_loop_with_an_end_of_its_own(tx, tile, A, B, k):
+    """What leaves the inner loop does not leave the outer one."""
+    tile[tx] = 0
+    for i in T.serial(3):
+        if tx < 48:
+            for _ in T.serial(tx, N, 16):
+                if A[tx] > 40:
+                    break
+                B[tx] = B[tx] + 1
+            tile[47 - tx] = A[tx] + i
+            B[tx] = B[tx] + tile[tx]
+
+
+@T.macro
+def turns_that_write_again(tx, tile, A, B, k):
+    """The last turn decides, whose threads write what others wrote before."""
+    tile[tx] = 0
+    if tx < 48:
+        for i in T.serial(4):
+            tile[(tx * 3 + i * 5) % N] = i
+    B[tx] = tile[tx]
+
+
+@T.macro
+def one_among_others(tx, tile, A, B, k):
+    """One thread of a branch reads what another one of them writes next."""
+    tile[tx] = A[tx]
+    if tx >= 16:
+        if tx == 40:
+            B[tx] = tile[20]
+        tile[tx] = 7
+        B[tx] = B[tx] + tile[tx]
+
+
+def in_step(name, a):
+    """Return what a program gives, thread by thread in step."""
+    tx, b, tile = np.arange(N), np.zeros(N, np.int64), np.zeros(N, np.int64)
+    match name:
+        case "parts_of_a_role":
+            some = (a <= 20) & (tx >= 32)
+            tile[(tx[some] + 58) % N] = a[some]
+            b = np.where(a > 20, 5, np.where(some, tile[(a + 59) % N], 0))
+        case "a_loop_with_an_end_of_its_own":
+            some = tx < 48
+            for i in range(3):
+                tile[47 - tx[some]] = a[some] + i
+                turns = np.where(a > 40, 0, (N - tx + 15) // 16)
+                b = np.where(some, b + turns + tile, 0)
+        case "turns_that_write_again":
+            for i in range(4):
+                tile[(tx[:48] * 3 + i * 5) % N] = i
+            b = tile
+        case "one_among_others":
+            b = np.where(tx >= 16, np.where(tx == 40, a[20], 0) + 7, 0)
+    return b
+
+
+@pytest.mark.parametrize("target", ["h100", "gfx942"])
+@pytest.mark.parametrize(
+    "write",
+    [parts_of_a_role, a_loop_with_an_end_of_its_own, turns_that_write_again, one_among_others],
+)
+def test_programs_that_random_ones_led_to(write, target):
+    a, b, k = arguments(0)
+    for schedule in ALL_SCHEDULES:
+        b[:] = 0
+        run_emulated(program(write), target, [a, b, k], (schedule,))
+        np.testing.assert_array_equal(b, in_step(write.__name__, a))
+
+
+def test_a_role_of_nobody_in_a_loop_of_one_thread():
+    """It was left by a break out of no loop: an IndexError."""
+
+    @T.prim_func
+    def main(A: T.Tensor((N,), "int32"), B: T.Tensor((N,), "int32")):
+        with T.Kernel(1, threads=N):
+            tx = T.get_thread_binding()
+            if tx == 18:
+                for i in T.serial(4):
+                    if A[tx] > i:
+                        if tx >= 41:
+                            break
+                        B[tx] = i
+
+    a, b = np.full(N, 2, np.int32), np.zeros(N, np.int32)
+    run_emulated(main, "h100", [a, b], ALL_SCHEDULES)
+    assert b.tolist() == [1 if tx == 18 else 0 for tx in range(N)]
+
+
 def test_conditions_of_which_data_decides_one_keep_threads_out():
     """The proof let all threads in and reported what none of them does."""
 

@@ -55,7 +55,7 @@ def torn_branches(
     found: dict[Stmt, frozenset[Stmt]] = {}
     for branch, around in _branches(launch.body, teams, whole):
         walked = _Walk(teams, memory, around.turns())
-        walked.visit(branch, [], around)
+        walked.visit_inside(branch, [], around)
         if walked.torn:
             found[branch] = frozenset(walked.torn)
     return found
@@ -181,9 +181,14 @@ class _Walk:
         self.made: dict[int, list[_Access]] = {}  # by statement
 
     def visit(self, stmt: Stmt, seen: list[_Access], around: _Around) -> list[_Access]:
-        """Return what has been touched since the threads met, behind a statement."""
-        if id(stmt) in self.teams.bodies:
-            return seen  # it has barriers of its own
+        """Return what has been touched since the threads met, behind a statement.
+
+        A role has barriers of its own.
+        """
+        return seen if id(stmt) in self.teams.bodies else self.visit_inside(stmt, seen, around)
+
+    def visit_inside(self, stmt: Stmt, seen: list[_Access], around: _Around) -> list[_Access]:
+        """Return what has been touched behind a statement, be it all that a role does."""
         if id(stmt) in self.teams.single and around.single is None:
             around = replace(around, single=stmt)
         match stmt:
