@@ -15,7 +15,7 @@ import numpy as np
 
 from tilecore.errors import UnsupportedOnTarget
 from tilecore.gpu_target import GpuTarget
-from tilecore.inference.gpu.teams import EVERYBODY, waits
+from tilecore.inference.gpu.teams import waits
 from tilecore.ir import nodes
 from tilecore.ir.dtype import DType
 from tilecore.ir.evaluate import Evaluator
@@ -123,7 +123,7 @@ class _Parts:
                 group = []
             if is_split and isinstance(stmt, (nodes.If, nodes.For, nodes.While)):
                 done += self.compound(stmt, conds)
-            elif isinstance(stmt, nodes.Sync) and stmt.scope in EVERYBODY:
+            elif isinstance(stmt, nodes.Sync) and is_split:
                 done.append(stmt)
             else:
                 group += self.simple(stmt)

@@ -151,6 +151,14 @@ def meet_in_a_branch(tx, tile, A, B, k):
 
 
 @T.macro
+def lanes_meet_in_a_branch(tx, tile, A, B, k):
+    if tx % 32 < 20:
+        tile[tx] = A[tx]
+        T.sync_warp()
+        B[tx] = tile[tx // 32 * 32 + 19 - tx % 32]
+
+
+@T.macro
 def meet_after_a_return(tx, tile, A, B, k):
     if tx >= 48:
         T.thread_return()
@@ -179,6 +187,8 @@ def expected(name, a, k):
     match name:
         case "first_48" | "returned" | "meet_in_a_branch" | "meet_after_a_return":
             block.exchange(tx < 48, a, 47 - tx)
+        case "lanes_meet_in_a_branch":
+            block.exchange(tx % 32 < 20, a, tx // 32 * 32 + 19 - tx % 32)
         case "half_a_warp":
             block.exchange(tx < 16, a, 15 - tx)
         case "every_other":
@@ -219,7 +229,7 @@ PROGRAMS = {
     for f in (
         first_48, half_a_warp, every_other, as_data_says, both_ways, below_a_number, names,
         in_a_loop, uneven, strided, left_early, skipped, returned, meet_in_a_branch,
-        meet_after_a_return,
+        meet_after_a_return, lanes_meet_in_a_branch,
     )
 }  # fmt: skip
 
@@ -241,7 +251,7 @@ def test_some_threads_meet(name, target):
         np.testing.assert_array_equal(given[1], expected(name, given[0], k))
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", [n for n in PROGRAMS if n != "lanes_meet_in_a_branch"])
 def test_each_barrier_is_needed(name):
     """Without any one of them the emulator finds a race."""
     source = lowered(program(PROGRAMS[name]), "h100")[2].emulated
@@ -439,6 +449,17 @@ def one_among_others(tx, tile, A, B, k):
         B[tx] = B[tx] + tile[tx]
 
 
+@T.macro
+def a_role_among_others(tx, tile, A, B, k):
+    """A warp writes what others of the branch write and read behind it."""
+    tile[tx] = 0
+    if tx >= 25:
+        if tx // 32 == 1:
+            tile[tx] = A[tx]
+        tile[(tx + 30) % N] = 7
+        B[tx] = tile[N - 1 - tx]
+
+
 def in_step(name, a):
     """Return what a program gives, thread by thread in step."""
     tx, b, tile = np.arange(N), np.zeros(N, np.int64), np.zeros(N, np.int64)
@@ -457,6 +478,10 @@ def in_step(name, a):
             for i in range(4):
                 tile[(tx[:48] * 3 + i * 5) % N] = i
             b = tile
+        case "a_role_among_others":
+            tile[32:] = a[32:]
+            tile[(tx[25:] + 30) % N] = 7
+            b[25:] = tile[::-1][25:]
         case "one_among_others":
             b = np.where(tx >= 16, np.where(tx == 40, a[20], 0) + 7, 0)
     return b
@@ -465,7 +490,13 @@ def in_step(name, a):
 @pytest.mark.parametrize("target", ["h100", "gfx942"])
 @pytest.mark.parametrize(
     "write",
-    [parts_of_a_role, a_loop_with_an_end_of_its_own, turns_that_write_again, one_among_others],
+    [
+        parts_of_a_role,
+        a_loop_with_an_end_of_its_own,
+        turns_that_write_again,
+        one_among_others,
+        a_role_among_others,
+    ],
 )
 def test_programs_that_random_ones_led_to(write, target):
     a, b, k = arguments(0)

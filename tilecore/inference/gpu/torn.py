@@ -92,6 +92,18 @@ class _Around:
         """Return an expression without names."""
         return substitute_expr(expr, self.lets)
 
+    @property
+    def count(self) -> int:
+        """Threads of a block."""
+        return math.prod(self.threads)
+
+    def thread_values(self) -> dict[Var, Numbers]:
+        """Return the indices of all threads of a block."""
+        x, y, _ = self.threads
+        thread = np.arange(self.count)
+        parts = (thread % x, thread // x % y, thread // (x * y))
+        return dict(zip(self.launch.thread_vars, parts, strict=False))
+
     def turns(self) -> Sequence[Mapping[Var, int]]:
         """Return the values that variables of the loops around have together, turn by turn.
 
@@ -183,9 +195,11 @@ class _Walk:
     def visit(self, stmt: Stmt, seen: list[_Access], around: _Around) -> list[_Access]:
         """Return what has been touched since the threads met, behind a statement.
 
-        A role has barriers of its own.
+        A role has barriers of its own, but for what the rest of the branch touches.
         """
-        return seen if id(stmt) in self.teams.bodies else self.visit_inside(stmt, seen, around)
+        if id(stmt) not in self.teams.bodies:
+            return self.visit_inside(stmt, seen, around)
+        return [*seen, *self.of_role(stmt, around)]
 
     def visit_inside(self, stmt: Stmt, seen: list[_Access], around: _Around) -> list[_Access]:
         """Return what has been touched behind a statement, be it all that a role does."""
@@ -198,6 +212,8 @@ class _Walk:
                     around = around.knowing(child)
                 return seen
             case nodes.Sync(scope="warp"):
+                if _breaks_warps(around):
+                    self.torn.add(stmt)
                 return [replace(a, is_told=True) for a in seen]
             case nodes.Sync() if _meets_all(stmt):
                 self.torn.add(stmt)
@@ -206,18 +222,51 @@ class _Walk:
                 return []
             case nodes.Wait():
                 return []
-            case nodes.If(cond=cond, then_body=then, else_body=other):
-                seen = self.touch(stmt, seen, around)
-                after: list[_Access] = []
-                for body, holds in ((then, True), (other, False)):
-                    conds = (*around.conds, (around.spelled(cond), holds))
-                    inside = replace(around, conds=conds)
-                    after += seen if body is None else self.visit(body, list(seen), inside)
-                return list(dict.fromkeys(after))
+            case nodes.If():
+                return self.branch(stmt, self.touch(stmt, seen, around), around)
             case nodes.For() | nodes.While():
                 return self.turn_by_turn(stmt, seen, around)
             case _:
                 return self.touch(stmt, seen, around)
+
+    def branch(self, stmt: nodes.If, seen: list[_Access], around: _Around) -> list[_Access]:
+        """Return what has been touched behind a branch, whichever way threads go."""
+        cond = around.spelled(stmt.cond)
+        ways = [
+            (body, replace(around, conds=(*around.conds, (cond, holds))))
+            for body, holds in ((stmt.then_body, True), (stmt.else_body, False))
+        ]
+        for body, inside in ways:
+            if body is not None and id(body) in self.teams.bodies:
+                own = self.of_role(body, inside)
+                if any(self.meet(one, other) for one in own for other in seen):
+                    self.torn.add(stmt)
+                    seen = []
+        after: list[_Access] = []
+        for body, inside in ways:
+            after += seen if body is None else self.visit(body, list(seen), inside)
+        return list(dict.fromkeys(after))
+
+    def of_role(self, body: Stmt, around: _Around) -> list[_Access]:
+        """Return all that a role touches."""
+        if id(body) not in self.made:
+            self.made[id(body)] = list(self.all_of(body, around))
+        return self.made[id(body)]
+
+    def all_of(self, stmt: Stmt, around: _Around) -> Iterator[_Access]:
+        """Yield what a statement and those inside it touch."""
+        yield from self.accesses(stmt, around)
+        if isinstance(stmt, nodes.Parallel):
+            return
+        if isinstance(stmt, (nodes.For, nodes.While)):
+            around = replace(around, inside=(*around.inside, stmt))
+        for number, child in enumerate(children(stmt)):
+            if isinstance(stmt, nodes.If):
+                conds = (*around.conds, (around.spelled(stmt.cond), number == 0))
+                yield from self.all_of(child, replace(around, conds=conds))
+            else:
+                yield from self.all_of(child, around)
+                around = around.knowing(child)
 
     def turn_by_turn(
         self, loop: nodes.For | nodes.While, seen: list[_Access], around: _Around
@@ -344,10 +393,7 @@ class _Places:
 def _places(access: _Access, turn: Mapping[Var, int]) -> _Places | None:
     """Return the elements of an access in one turn of the loops around; None: too many to list."""
     around = access.around
-    x, y, z = around.threads
-    thread = np.arange(x * y * z)
-    parts = (thread % x, thread // x % y, thread // (x * y))
-    values: dict[Var, Numbers] = dict(zip(around.launch.thread_vars, parts, strict=False))
+    thread, values = np.arange(around.count), around.thread_values()
     values |= {v: np.full_like(thread, n) for v, n in turn.items()}
     inner: set[Var] = {*around.launch.thread_vars}
     indices = tuple(around.spelled(i) for i in access.indices or ())
@@ -376,15 +422,31 @@ def _places(access: _Access, turn: Mapping[Var, int]) -> _Places | None:
         start, step = (np.broadcast_to(h, thread.shape)[rows] for h in (head[0], head[2]))
         thread, values = thread[rows], {v: n[rows] for v, n in values.items()}
         values[var] = start + step * count
-    mask = np.ones(len(thread), bool)
+    mask = _mask(around, values, len(thread))
+    values = {v: n[mask] for v, n in values.items()}
+    found = tuple(_index(i, values, inner, int(mask.sum())) for i in indices)
+    return _Places(thread[mask], found)
+
+
+def _mask(around: _Around, values: Mapping[Var, Numbers], count: int) -> npt.NDArray[np.bool_]:
+    """Return in which rows threads may come by, as far as that is known."""
+    mask = np.ones(count, bool)
     for cond, holds in around.conds:
         for part, is_true in _conjuncts(cond, holds):
             met = _number(part, values)
             if met is not None:
                 mask &= np.broadcast_to(met, mask.shape).astype(bool) == is_true
-    values = {v: n[mask] for v, n in values.items()}
-    found = tuple(_index(i, values, inner, int(mask.sum())) for i in indices)
-    return _Places(thread[mask], found)
+    return mask
+
+
+def _breaks_warps(around: _Around) -> bool:
+    """Return whether some lanes of a warp, and never the others, may come by."""
+    values = around.thread_values()
+    taken = _mask(around, values, around.count)
+    starts = np.arange(0, around.count, WARP)
+    comers = np.add.reduceat(taken.astype(int), starts)
+    lanes = np.minimum(WARP, around.count - starts)
+    return bool(((comers > 0) & (comers < lanes)).any())
 
 
 def _conjuncts(cond: Expr, holds: bool) -> Iterator[tuple[Expr, bool]]:
