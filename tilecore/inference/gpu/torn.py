@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from tilecore.errors import ScopeError
 from tilecore.inference.gpu.loops import TILE_STATEMENTS
-from tilecore.inference.gpu.teams import EVERYBODY, MEETINGS, Teams
+from tilecore.inference.gpu.teams import EVERYBODY, MEETINGS, Team, Teams
 from tilecore.ir import nodes
 from tilecore.ir.analysis import reads, writes
 from tilecore.ir.evaluate import Evaluator
@@ -27,7 +27,7 @@ from tilecore.ir.nodes import Buffer, KernelLaunch, Stmt
 from tilecore.ir.polynomial import Key, structural_key
 from tilecore.ir.substitute import substitute_expr
 from tilecore.ir.trips import trip_count
-from tilecore.ir.visitor import children, distinct, flat, has_loads, loads, walk
+from tilecore.ir.visitor import buffers_of, children, distinct, flat, has_loads, loads, walk
 
 WARP = 32
 MOST_PLACES = 1 << 18  # of one access: threads times turns
@@ -59,6 +59,28 @@ def torn_branches(
         if walked.torn:
             found[branch] = frozenset(walked.torn)
     return found
+
+
+def share_memory(
+    stmt: Stmt, launch: KernelLaunch, threads: Sequence[int], lets: Mapping[Var, Expr]
+) -> bool:
+    """Return whether threads must meet inside a statement that each runs as often as it likes.
+
+    Args:
+        stmt: the statement.
+        launch: around it.
+        threads: of its blocks, along the axes of its thread indices.
+        lets: what the names in the launch stand for, each in terms of names before it.
+    """
+    x, y, z = (*threads, 1, 1)[:3]
+    whole = Team(0, x * y * z)
+    around = _Around(launch, (x, y, z))
+    for var, value in lets.items():
+        around = around.knowing(nodes.Let(var, value))
+    tiles = {b.root for b in buffers_of(stmt) if b.scope in ("shared", "fragment")}
+    walked = _Walk(Teams(whole, {}, {}), {t: {t} for t in tiles}, [{}])
+    walked.visit_inside(stmt, [], around)
+    return bool(walked.torn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +180,9 @@ def _roles(stmt: Stmt, teams: Teams) -> Iterator[Stmt]:
 class _Access:
     """An access of a shared tile by each thread that comes by.
 
-    ``indices``: None where it is of any part; ``is_told``: whether the lanes of each warp have met
-    since.
+    ``indices``: without names; None where it is of any part. ``key``: what decides which elements
+    it is of. ``own``: axes, with the index, along which no two threads ever have the same index.
+    ``is_told``: whether the lanes of each warp have met since.
     """
 
     buffer: Buffer
@@ -167,15 +190,9 @@ class _Access:
     kind: str  # "read", "write", "update"
     stmt: Stmt
     around: _Around
+    key: Key = ()
+    own: frozenset[tuple[int, Key]] = frozenset()
     is_told: bool = False
-
-    @property
-    def key(self) -> Key:
-        """What decides which elements it is of."""
-        around = self.around
-        indices = (structural_key(around.spelled(i)) for i in self.indices or ())
-        conds = ((id(cond), holds) for cond, holds in around.conds)
-        return id(self.buffer), id(around.single), *indices, *conds, *map(id, around.inside)
 
 
 class _Walk:
@@ -191,6 +208,8 @@ class _Walk:
         self.torn: set[Stmt] = set()
         self.known: dict[tuple[Key, Key, bool], bool] = {}
         self.made: dict[int, list[_Access]] = {}  # by statement
+        self.alone: dict[Key, bool] = {}  # of an index, whether it is another one in each thread
+        self.places: dict[tuple[Key, int], _Places | None] = {}  # of an access, by turn
 
     def visit(self, stmt: Stmt, seen: list[_Access], around: _Around) -> list[_Access]:
         """Return what has been touched since the threads met, behind a statement.
@@ -295,17 +314,44 @@ class _Walk:
         """Yield what a statement itself touches of shared memory."""
         for load in loads(stmt):
             if load.buffer.root in self.memory:
-                yield _Access(load.buffer, load.indices, "read", stmt, around)
+                yield self.access(load.buffer, load.indices, "read", stmt, around)
         match stmt:
             case nodes.Atomic(buffer=buffer, indices=indices) if buffer.root in self.memory:
-                yield _Access(buffer, indices, "update", stmt, around)
+                yield self.access(buffer, indices, "update", stmt, around)
             case nodes.Store(buffer=buffer, indices=indices) if buffer.root in self.memory:
-                yield _Access(buffer, indices, "write", stmt, around)
+                yield self.access(buffer, indices, "write", stmt, around)
             case nodes.Parallel():
                 for part in walk(stmt):
                     yield from self.parts(part, around)
             case _:
                 yield from self.parts(stmt, around)
+
+    def access(
+        self, buffer: Buffer, indices: tuple[Expr, ...], kind: str, stmt: Stmt, around: _Around
+    ) -> _Access:
+        """Return an access of elements."""
+        spelled = tuple(around.spelled(i) for i in indices)
+        keys = [structural_key(i) for i in spelled]
+        inside, conds = map(id, around.inside), ((id(c), holds) for c, holds in around.conds)
+        key = id(buffer), id(around.single), *keys, *inside, *conds
+        made = _Access(buffer, spelled, kind, stmt, around, key)
+        own = frozenset((axis, k) for axis, k in enumerate(keys) if self.is_alone(made, axis, k))
+        return replace(made, own=own)
+
+    def is_alone(self, access: _Access, axis: int, key: Key) -> bool:
+        """Return whether no two threads ever have the same index along an axis."""
+        named = key, *map(id, access.around.inside)
+        if named not in self.alone:
+            assert access.indices is not None
+            anywhere = replace(access.around, conds=())
+            one = replace(access, indices=(access.indices[axis],), around=anywhere)
+            found = _places(one, {})
+            index = None if found is None else found.indices[0]
+            self.alone[named] = False
+            if found is not None and index is not None:
+                pairs = np.unique(np.stack([index[0], found.thread], axis=1), axis=0)
+                self.alone[named] = len(np.unique(pairs[:, 0])) == len(pairs)
+        return self.alone[named]
 
     def parts(self, stmt: Stmt, around: _Around) -> Iterator[_Access]:
         """Yield the tiles that a statement touches in any part."""
@@ -331,11 +377,23 @@ class _Walk:
             return False
         if one.buffer is not other.buffer or one.indices is None or other.indices is None:
             return True
+        if one.own & other.own:
+            return False
         key = one.key, other.key, other.is_told
         if key not in self.known:
             apart = WARP if other.is_told else 1
-            self.known[key] = any(_share(one, other, turn, apart) for turn in self.turns)
+            turns = range(len(self.turns))
+            self.known[key] = any(
+                _share(self.elements(one, n), self.elements(other, n), apart) for n in turns
+            )
         return self.known[key]
+
+    def elements(self, access: _Access, number: int) -> _Places | None:
+        """Return the elements of an access in a turn of the loops around."""
+        key = access.key, number
+        if key not in self.places:
+            self.places[key] = _places(access, self.turns[number])
+        return self.places[key]
 
 
 def _orders_turns(write: _Access) -> bool:
@@ -344,14 +402,13 @@ def _orders_turns(write: _Access) -> bool:
     Where data say which element it is, the program has seen to it that they are different ones.
     """
     around, stmt = write.around, write.stmt
-    is_known = not any(has_loads(around.spelled(i)) for i in write.indices or ())
+    is_known = not any(map(has_loads, write.indices or ()))
     is_one_value = isinstance(stmt, nodes.Store) and isinstance(stmt.value, Const)
     return bool(around.inside) and is_known and not is_one_value
 
 
-def _share(one: _Access, other: _Access, turn: Mapping[Var, int], apart: int) -> bool:
+def _share(a: _Places | None, b: _Places | None, apart: int) -> bool:
     """Return whether threads of two groups of ``apart`` threads may touch one element."""
-    a, b = _places(one, turn), _places(other, turn)
     if a is None or b is None:
         return True
     columns = []
@@ -396,7 +453,7 @@ def _places(access: _Access, turn: Mapping[Var, int]) -> _Places | None:
     thread, values = np.arange(around.count), around.thread_values()
     values |= {v: np.full_like(thread, n) for v, n in turn.items()}
     inner: set[Var] = {*around.launch.thread_vars}
-    indices = tuple(around.spelled(i) for i in access.indices or ())
+    indices = access.indices or ()
     needed = {n for e in (*indices, *(c for c, _ in around.conds)) for n in distinct(e)}
     for loop in around.inside:
         if isinstance(loop, nodes.While):
