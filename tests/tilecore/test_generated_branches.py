@@ -33,9 +33,9 @@ def check(seed: int, tmp_path) -> None:
     np.testing.assert_array_equal(c, program.c)
 
 
-@pytest.mark.parametrize("seed", [1, 3, 4, 8, 9, 11, 18, 50])
+@pytest.mark.parametrize("seed", [5, 8, 12, 13, 16, 18, 22, 24, 29])
 def test_threads_give_what_they_do_in_step(seed, tmp_path):
-    """Those of loops that they run differently often went through them one after the other."""
+    """Threads went through loops that they run differently often one after the other."""
     check(seed, tmp_path)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterable, Mapping, Sequence, Set
 
 import numpy as np
@@ -84,7 +85,9 @@ class _Branches(Rewriter):
             raise _refusal(first, self.target, "threads wait at barriers of the program there, too")
         parts = _Parts(self.launch, before, self.target)
         made = parts.of([branch], ())
-        return Seq((*parts.allocs, *made), branch.span)
+        what = "branch" if isinstance(branch, nodes.If) else "loop"
+        note = f"the {what} of some threads at {branch.span} is in parts, as all must meet in it"
+        return Seq((nodes.Annotate(nodes.NOTE, note), *parts.allocs, *made), branch.span)
 
 
 def _refusal(stmt: Stmt, target: GpuTarget, reason: str) -> UnsupportedOnTarget:
@@ -195,10 +198,14 @@ class _Parts:
             known = [c for c in (*conds, *_conjuncts(cond)) if not has_loads(c)]
             cond = as_bool(Load(taken, (ZERO,), INT32))
             then = (*known, cond)  # those who do not come by are told once more
-        done += self.of([stmt.then_body], then)
-        if stmt.else_body is not None:
-            done += self.of([stmt.else_body], (*conds, unary("not", cond)))
-        return done
+        one = self.of([stmt.then_body], then)
+        if stmt.else_body is None:
+            return [*done, *one]
+        other = self.of([stmt.else_body], (*conds, unary("not", cond)))
+        if all(isinstance(s, nodes.If) for s in (*one, *other)):  # others may meet where some do
+            pairs = itertools.zip_longest(one, other)
+            return [*done, *(s for pair in pairs for s in pair if s is not None)]
+        return [*done, *one, *other]
 
     def loop(self, stmt: nodes.For, conds: tuple[Expr, ...]) -> list[Stmt]:
         """Return a loop that all threads run equally often, or what it does if that is once."""

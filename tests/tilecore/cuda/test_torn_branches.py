@@ -264,6 +264,12 @@ def test_each_barrier_is_needed(name):
         )  # fmt: skip
 
 
+def test_threads_of_both_ways_meet_at_once():
+    plan, _, source = lowered(program(both_ways), "h100")
+    assert len(BARRIER.findall(source.text.rpartition('extern "C"')[2])) == 1
+    assert "is in parts, as all must meet in it" in plan.explain()
+
+
 @T.macro
 def own_elements(tx, tile, A, B, k):
     lane, warp = tx % 32, tx // 32
