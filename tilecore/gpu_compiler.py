@@ -35,6 +35,7 @@ from tilecore.passes import (
     persistent,
     scaled_products,
     spell_halves,
+    split_branches,
     stage_updates,
     tensor_memory,
 )
@@ -238,13 +239,23 @@ def _plan(
     last: InvalidConfig | None = None
     for passed in _passed(func, target, observer, options):
         try:
-            return passed, infer(passed, target, options)
+            return _whole(passed, infer(passed, target, options), target, options)
         except InvalidConfig as error:
             if error.fields.get("knob") != SHARED_MEMORY:
                 raise
             last = error
     assert last is not None
     raise last
+
+
+def _whole(
+    func: PrimFunc, plan: GpuPlan, target: GpuTarget, options: GpuOptions
+) -> tuple[PrimFunc, GpuPlan]:
+    """Return a program, and its plan, in which all threads come by where they must meet."""
+    while plan.torn:
+        func = split_branches.run(func, plan.torn, target)
+        plan = infer(func, target, options)
+    return func, plan
 
 
 def _passed(

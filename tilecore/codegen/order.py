@@ -43,6 +43,7 @@ from tilecore.ordering.program import (
     Seq,
     Value,
     While,
+    goes_on,
     is_empty,
     uses_registers_alone,
 )
@@ -66,6 +67,16 @@ def read_kernels(func: Any, reading: Reading) -> list[OrderProgram]:
         else:
             shared.append(nest)
     return found
+
+
+def conjuncts(cond: Any) -> list[Any]:
+    """Return the conditions that all hold where one does.
+
+    Each is looked at by itself: what is known keeps threads out, whatever data says.
+    """
+    if not isinstance(cond, tir.And):
+        return [cond]
+    return [*conjuncts(cond.a), *conjuncts(cond.b)]
 
 
 class KernelReader(Expressions):
@@ -341,8 +352,14 @@ class KernelReader(Expressions):
             return Seq((*acts, *((taken,) if taken is not None else ())))
         if is_empty(then) and (other is None or is_empty(other)):
             return Seq(acts)
-        is_uniform = cond is None and self.is_uniform(stmt.condition)
-        return Seq((*acts, If(expression(cond), then, other, is_uniform)))
+        parts = conjuncts(stmt.condition)
+        after: tuple[Node, ...] = ()
+        if other is not None and len(parts) > 1 and goes_on(then) and goes_on(other):
+            after, other = (If(expression(cond), Seq(()), other),), None
+        for part in reversed(parts) if other is None else [stmt.condition]:
+            given = self.value(part)
+            then = If(expression(given), then, other, given is None and self.is_uniform(part))
+        return Seq((*acts, then, *after))
 
     def _for(self, stmt: Any) -> Node:
         acts = (*self.acts(stmt.min), *self.acts(stmt.extent))

@@ -188,6 +188,13 @@ def is_empty(node: Node) -> bool:
     return isinstance(node, Seq) and all(is_empty(p) for p in node.parts)
 
 
+def goes_on(node: Node) -> bool:
+    """Return whether nobody waits in a statement or leaves a loop by it."""
+    if isinstance(node, Jump) or (isinstance(node, Act) and node.blocks):
+        return False
+    return all(map(goes_on, children(node)))
+
+
 def uses_registers_alone(node: Node) -> bool:
     """Return whether all that a statement does is the same in each turn of a loop."""
     match node:

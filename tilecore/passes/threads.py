@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tilecore.errors import ScopeError
+from tilecore.inference.gpu.torn import share_memory
 from tilecore.ir import named_barriers, nodes
 from tilecore.ir.barrier import arrival, deadlock, is_over
 from tilecore.ir.dtype import DType
@@ -155,6 +156,7 @@ class Serializer:
             if isinstance(stmt, nodes.Alloc) and stmt.buffer.scope == "local":
                 self.private[stmt.buffer] = self.per_thread(stmt.buffer)
         self.values: dict[Var, Expr | Buffer] = {}  # what a Let is: an expression, or kept
+        self.lets = {s.var: s.value for s in walk(launch) if isinstance(s, nodes.Let)}
         self.each = PerThread(self, self.thread)
         self.uniform = Uniform(launch.body, launch.thread_vars, self.extents)
 
@@ -236,10 +238,13 @@ class Serializer:
         """Return whether threads wait for each other, or act as one, anywhere in ``stmt``."""
         if any(self.is_point(s) for s in walk(stmt)):
             return True
-        if self.loops_vary(stmt):
-            return False
-        if has_conflict(stmt):
+        varies = self.loops_vary(stmt)
+        if has_conflict(stmt) and not varies:
             return True
+        if share_memory(stmt, self.source, self.extents, self.lets):
+            return True
+        if varies:
+            return False
         lets = {s.var: s.value for s in walk(stmt) if isinstance(s, nodes.Let)}
         jumps = any(isinstance(s, nodes.Jump) for s in walk(stmt))
         return not jumps and any(self.is_alike(s, lets) for s in walk(stmt))

@@ -126,8 +126,7 @@ class Barriers:
             case nodes.Sync() | nodes.Wait() | nodes.Annotate(key="wait_products"):
                 return self._after(stmt, touched)
             case nodes.Jump():
-                self.left[-1] = self.left[-1].union(touched)
-                return touched
+                return self._leave(touched)
             case nodes.If(cond=cond, then_body=then, else_body=other):
                 touched = self._touch(
                     stmt, self._of_exprs(self.teams.team_around(stmt), cond), touched
@@ -145,6 +144,12 @@ class Barriers:
                 return after
             case _:
                 return self._touch(stmt, self._of(stmt), touched)
+
+    def _leave(self, touched: Touched) -> Touched:
+        """Return what is touched where a turn is left; who leaves a role may be in no loop."""
+        if self.left:
+            self.left[-1] = self.left[-1].union(touched)
+        return touched
 
     def _turn_alone(self, stmt: nodes.For) -> Touched:
         """Return what the turns of a loop touch that one thread runs."""
@@ -253,15 +258,17 @@ class Barriers:
         return False
 
     def _outside_roles(self, stmt: Stmt) -> Touched:
-        """Return what a branch touches where no role of it does: no barrier can stand inside."""
-        if id(stmt) in self.teams.bodies:
-            return Touched()
+        """Return what a branch touches where no role of it does: no barrier can stand inside.
+
+        The branch itself may be all that a role does.
+        """
         below = children(stmt)
         if not below or isinstance(stmt, nodes.Parallel):
             return self._of(stmt)
         found = self._of_exprs(self.teams.team_around(stmt), *expressions(stmt))
         for child in below:
-            found = found.union(self._outside_roles(child))
+            if id(child) not in self.teams.bodies:
+                found = found.union(self._outside_roles(child))
         return found
 
     def _loop(self, stmt: nodes.For | nodes.While, touched: Touched) -> Touched:

@@ -49,6 +49,7 @@ from tilecore.inference.gpu.tensor_products import (
     with_reason,
     with_waits,
 )
+from tilecore.inference.gpu.torn import torn_branches
 from tilecore.inference.gpu.vectors import wide_loops
 from tilecore.inference.uses import Context, enter
 from tilecore.ir import nodes
@@ -92,8 +93,9 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
     gemms = with_waits(work.gemms, memory.pipelines)
     meeting = {s for s, n in work.nests.items() if folds_across_warps(n, target.threads_per_warp)}
     own = own_rows(launch, teams, work.nests, memory.places, memory.stores, memory.updates)
+    sharing = sharing_memory(memory.places) | tensor.memory
     barriers, ends = Barriers(
-        launch, sharing_memory(memory.places) | tensor.memory, memory.pipelines,
+        launch, sharing, memory.pipelines,
         teams, {*memory.loads, *memory.multicasts}, meeting,
         alone=_run_by_one_thread(memory.pipelines, gemms),
         running={s for s, product in gemms.items() if product.kind == "wgmma"},
@@ -124,7 +126,7 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
         registers=trade is True, barriers=barriers, ends=ends,
         own_rows=own, tile_bytes=memory.tile_bytes, shared_bytes=memory.bytes,
         tensor_tiles=tensor.tiles, transfers=tensor.transfers, tensor_columns=tensor.columns,
-        notes=(*notes, *tensor.notes),
+        notes=(*notes, *tensor.notes), torn=torn_branches(launch, threads, teams, sharing),
     )  # fmt: skip
 
 

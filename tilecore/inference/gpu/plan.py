@@ -388,6 +388,8 @@ class GpuLaunchPlan:
     for. ``running`` has those ``stores`` and ``updates`` of which nobody waits for more than that
     the tile is read: before threads meet next or, where the program waits itself, before the kernel
     ends. ``own_rows`` is the tile of sums that each warpgroup stores by itself.
+    Where there are ``torn`` branches, no code can be made yet: inside, threads must meet before
+    some statements, and not all of them come by.
     """
 
     launch: KernelLaunch
@@ -414,6 +416,7 @@ class GpuLaunchPlan:
     multicasts: Mapping[Stmt, Box] = field(default_factory=dict)
     running: frozenset[Stmt] = frozenset()
     own_rows: OwnRows | None = None
+    torn: Mapping[Stmt, frozenset[Stmt]] = field(default_factory=dict)
 
     @property
     def thread_count(self) -> int:
@@ -439,6 +442,11 @@ class GpuPlan:
 
     func: PrimFunc
     launches: Mapping[KernelLaunch, GpuLaunchPlan] = field(default_factory=dict)
+
+    @property
+    def torn(self) -> Mapping[Stmt, frozenset[Stmt]]:
+        """Branches of some threads, with what in them threads must meet before."""
+        return {b: s for plan in self.launches.values() for b, s in plan.torn.items()}
 
     def explain(self) -> str:
         """Return the decisions in words, launch by launch."""

@@ -28,7 +28,7 @@ from tilecore.ir.evaluate import Evaluator
 from tilecore.ir.expr import Binary, Expr, Var
 from tilecore.ir.named_barriers import ARRIVES, SCOPES, is_named, named
 from tilecore.ir.nodes import If, KernelLaunch, Parallel, Seq, Stmt
-from tilecore.ir.visitor import children, expressions, has_loads, walk, walk_expr
+from tilecore.ir.visitor import children, expressions, has_jump, has_loads, walk, walk_expr
 
 Mask = npt.NDArray[np.bool_]  # of the threads of a block
 WARP = 32
@@ -47,7 +47,8 @@ class Teams:
 
     ``of``: the team of each statement, by id; ``apart``: the branches and loops, by id, that not
     all threads of their team run alike; ``around``: the innermost team around each statement, some
-    threads of which run it; ``single``: the statements, by id, that one thread at most runs.
+    threads of which run it; ``single``: the statements, by id, that one thread at most runs;
+    ``first``: the first thread that runs a statement, by id, where that is no team's and is known.
     """
 
     whole: Team
@@ -56,6 +57,7 @@ class Teams:
     apart: frozenset[int] = frozenset()
     around: Mapping[int, Team] = field(default_factory=dict)
     single: frozenset[int] = frozenset()
+    first: Mapping[int, int] = field(default_factory=dict)
 
     def team(self, stmt: Stmt) -> Team:
         """Return the threads that run a statement together."""
@@ -182,13 +184,13 @@ def _teams(launch: KernelLaunch, threads: tuple[int, int, int], whole: Team, war
         bodies: dict[int, Team] = {}
         found: dict[int, Team] = {}
         everyone = np.ones(whole.count, bool)
-        values, single = _thread_values(launch, threads), set[int]()
-        descent = _Descent(known, apart, values, bodies, found, single)
+        values, single, first = _thread_values(launch, threads), set[int](), dict[int, int]()
+        descent = _Descent(known, apart, values, bodies, found, single, first)
         descent.visit(launch.body, _Comers(everyone, ~everyone, whole, whole, warp))
         changed = learn(launch, known, found)
         if not changed and found == of:
             around = dict(_around(launch.body, bodies, whole))
-            return Teams(whole, bodies, found, frozenset(apart), around, frozenset(single))
+            return Teams(whole, bodies, found, frozenset(apart), around, frozenset(single), first)
         of = found
 
 
@@ -275,7 +277,8 @@ class _Comers:
 class _Descent:
     """Notes the team of every statement below one, as far as the thread index decides it.
 
-    Statements that threads do not run alike have none; ``single`` are those of one thread.
+    Statements that threads do not run alike have none; ``single`` are those of one thread,
+    ``first`` the first thread of those that have none and all of whose threads are known.
     """
 
     known: Uniformity
@@ -284,14 +287,15 @@ class _Descent:
     bodies: dict[int, Team]
     of: dict[int, Team]
     single: set[int]
+    first: dict[int, int]
 
     def visit(self, stmt: Stmt, here: _Comers) -> None:
         """Look at a statement that some threads run."""
         is_single = np.count_nonzero(here.taken) == 1
         if here.team is not None:
             self.of[id(stmt)] = here.team
-        elif is_single:
-            self.single.add(id(stmt))
+        else:
+            self._of_no_team(stmt, here, is_single)
         if isinstance(stmt, nodes.Let) and not any(map(has_loads, expressions(stmt))):
             with contextlib.suppress(ScopeError):  # it depends on more than the thread
                 self.values.set(stmt.var, self.values(stmt.value))
@@ -304,13 +308,48 @@ class _Descent:
             for child in children(stmt):
                 self.visit(child, here)
         elif isinstance(stmt, If):
-            mask, is_exact = self._mask(stmt.cond, here.around)
-            for body, holds in ((stmt.then_body, True), (stmt.else_body, False)):
-                if body is not None and mask is not None:
-                    inside = here.inside(mask, holds=holds, is_exact=is_exact)
-                    if inside.team is not None:
-                        self.bodies[id(body)] = inside.team
-                    self.visit(body, inside)
+            self._branch(stmt, here)
+        elif id(stmt) in self.first and self._is_in_step(stmt, here.around):
+            self.first.update((id(s), self.first[id(stmt)]) for s in _straight(stmt))
+
+    def _of_no_team(self, stmt: Stmt, here: _Comers, is_single: bool) -> None:
+        """Note what is known of a statement that some threads run."""
+        if is_single:
+            self.single.add(id(stmt))
+        if not here.unsure.any():
+            self.first[id(stmt)] = int(np.argmax(here.taken))
+
+    def _branch(self, stmt: If, here: _Comers) -> None:
+        """Look at a branch that not all threads take alike."""
+        if self._is_of_one(stmt.cond, here):
+            self.single.update(map(id, walk(stmt.then_body)))
+        mask, is_exact = self._mask(stmt.cond, here.around)
+        for body, holds in ((stmt.then_body, True), (stmt.else_body, False)):
+            if body is not None and mask is not None:
+                inside = here.inside(mask, holds=holds, is_exact=is_exact)
+                if inside.team is not None:
+                    self.bodies[id(body)] = inside.team
+                self.visit(body, inside)
+
+    def _is_in_step(self, loop: Stmt, team: Team) -> bool:
+        """Return whether all threads that come to a loop run it equally often."""
+        return not has_jump(children(loop)[0]) and not self.known.differs(team, *expressions(loop))
+
+    def _is_of_one(self, cond: Expr, here: _Comers) -> bool:
+        """Return whether a condition lets one thread at most in: `tx == k`."""
+        if not isinstance(cond, Binary):
+            return False
+        if cond.op == "and":
+            return self._is_of_one(cond.a, here) or self._is_of_one(cond.b, here)
+        if cond.op != "eq" or not cond.a.dtype.is_integer:
+            return False
+        for own, common in ((cond.a, cond.b), (cond.b, cond.a)):
+            if self.known.differs(here.around, common) or has_loads(own):
+                continue
+            with contextlib.suppress(ScopeError):  # it depends on more than the thread
+                found = np.broadcast_to(self.values(own), here.taken.shape)[here.taken]
+                return len(np.unique(found)) == len(found)
+        return False
 
     def _mask(self, cond: Expr, team: Team) -> tuple[Mask | None, bool]:
         """Return (which threads a condition may hold for, whether it does for all of them).
@@ -329,6 +368,14 @@ class _Descent:
         if len(own) < len(variables) or has_loads(cond):
             return None, False
         return np.asarray(self.values(cond), bool), True
+
+
+def _straight(stmt: Stmt) -> Iterator[Stmt]:
+    """Yield the statements below one that run whenever it does."""
+    for child in children(stmt):
+        yield child
+        if isinstance(child, Seq):
+            yield from _straight(child)
 
 
 def _team(taken: Mask, warp: int) -> Team | None:

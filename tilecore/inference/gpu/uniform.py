@@ -15,7 +15,7 @@ from tilecore.ir.analysis import writes
 from tilecore.ir.expr import Expr, Load, Var
 from tilecore.ir.nodes import Buffer, KernelLaunch, Stmt
 from tilecore.ir.substitute import substitute_expr
-from tilecore.ir.visitor import children, walk, walk_expr
+from tilecore.ir.visitor import children, has_jump, walk, walk_expr
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def _leaves_apart(stmt: Stmt, apart: set[int]) -> bool:
     if isinstance(stmt, (nodes.For, nodes.While)):
         return False
     if isinstance(stmt, nodes.If) and id(stmt) in apart:
-        return any(isinstance(s, nodes.Jump) for s in walk(stmt))
+        return has_jump(stmt)
     return any(_leaves_apart(s, apart) for s in children(stmt))
 
 

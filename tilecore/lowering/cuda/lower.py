@@ -9,6 +9,7 @@ from typing import Any
 from tvm import tirx as tir
 
 import tilecore.lowering.cuda.instructions as ptx
+from tilecore.errors import UnsupportedOnTarget
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.loops import is_barrier_setup
 from tilecore.inference.gpu.plan import GpuLaunchPlan, NestPlan
@@ -23,6 +24,7 @@ from tilecore.ir.expr import Expr, Var, cast, const, int_value
 from tilecore.ir.fold import reducer_update
 from tilecore.ir.length import is_kept
 from tilecore.ir.nodes import Buffer, For, Stmt
+from tilecore.ir.visitor import loads
 from tilecore.lowering.cpu.tir import add, index, mul, quotient, typed
 from tilecore.lowering.cuda.access import Accessor
 from tilecore.lowering.cuda.boxes import (
@@ -287,7 +289,7 @@ class LaunchLowering:
                     ahead = RegisterPipeline if pipeline.in_registers else AsyncPipeline
                     ahead(self, pipeline).emit()
             case nodes.Store() | nodes.Atomic() if self._is_alone(stmt):
-                with self.builder.when(tir.EQ(index(self.accessor.thread), index(0))):
+                with self.builder.when(self._alone(stmt)):
                     self.inner(stmt)
                 if isinstance(stmt, nodes.Atomic) and stmt.prev is not None:
                     broadcast(self.accessor, stmt.prev, self._scratch, self.meetings.sync)
@@ -347,8 +349,32 @@ class LaunchLowering:
 
     def _is_alone(self, stmt: nodes.Store | nodes.Atomic) -> bool:
         """Return whether one thread stores for all: all would do the same."""
-        is_memory = isinstance(self.accessor.places.get(stmt.buffer), (TensorPlace, SharedPlace))
-        return is_memory and (not self.launch.thread_vars or id(stmt) in self.alike)
+        if not isinstance(self.accessor.places.get(stmt.buffer), (TensorPlace, SharedPlace)):
+            return False
+        if not self.launch.thread_vars:
+            return True
+        if id(stmt) not in self.alike:
+            return False
+        teams = self.plan.teams
+        if id(stmt) in teams.of or id(stmt) in teams.first:
+            return True
+        if id(stmt) in teams.single:
+            return False
+        if any(load.buffer.root is stmt.buffer.root for load in loads(stmt)):
+            raise UnsupportedOnTarget(
+                what=f"an update of `{stmt.buffer.name}` by one of some threads",
+                target=self.target.name, span=stmt.span,
+                reason="which of them come by is not known here",
+                hint="let one thread do it, as with `if tx == 0:`, or use T.atomic_add",
+            )  # fmt: skip
+        return False  # each of them stores the same
+
+    def _alone(self, stmt: Stmt) -> Any:
+        """Return whether a thread is the one that stores for all that come by."""
+        teams = self.plan.teams
+        if id(stmt) in teams.of or id(stmt) not in teams.first:
+            return tir.EQ(index(self.accessor.thread), index(0))
+        return tir.EQ(index(self.number), index(teams.first[id(stmt)]))
 
     def _scratch(self, dtype: str) -> tuple[Any, int]:
         """Return (shared memory as elements of a type, the first that folds may use)."""
