@@ -1,9 +1,12 @@
 """The coordinator brings runs to their end, whatever happens to workers, leases and itself."""
 
+import re
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
+import psutil
 import pytest
 import structlog
 from sqlalchemy import text, update
@@ -268,12 +271,32 @@ def test_a_coordinator_ends_when_its_database_is_migrated(store, queue_run):
 def test_process_names():
     me = process_name()
     assert not is_process_gone(me)
-    host, boot, _, start = me.split("/")
-    assert is_process_gone(f"{host}/{boot}/999999999/{start}")
-    assert is_process_gone(f"{host}/{boot}/1/{start}")
-    assert not is_process_gone(f"elsewhere/{boot}/1/{start}")
-    assert not is_process_gone(f"{host}/{boot}1/999999999/{start}")  # another container's
+    host, boot, _, start, unit = me.split("/")
+    assert is_process_gone(f"{host}/{boot}/999999999/{start}/{unit}")
+    assert is_process_gone(f"{host}/{boot}/1/{start}/{unit}")
+    assert not is_process_gone(f"elsewhere/{boot}/1/{start}/{unit}")
+    assert not is_process_gone(f"{host}/{boot}1/999999999/{start}/{unit}")  # another container's
+    assert not is_process_gone(f"{host}/{boot}/999999999/1795944000.25")  # of an earlier version
     assert not is_process_gone("nonsense")
+
+
+def test_a_step_of_the_clock_ends_no_process(tmp_path, monkeypatch):
+    """Linux dates its boot anew with each: who compared dates of starts took living ones for gone.
+
+    Two coordinators of one host then took the place of each other three times a second.
+    """
+    me = process_name()
+    for entry in Path("/proc").iterdir():
+        if entry.name != "stat":
+            (tmp_path / entry.name).symlink_to(entry)
+    stat = Path("/proc/stat").read_text()
+    boot_s = re.search(r"^btime (\d+)$", stat, re.MULTILINE)[1]
+    (tmp_path / "stat").write_text(stat.replace(f"btime {boot_s}", f"btime {int(boot_s) + 3600}"))
+    before = psutil.Process().create_time()
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    assert psutil.Process().create_time() == pytest.approx(before + 3600)
+    assert not is_process_gone(me)
+    assert process_name() == me
 
 
 @pytest.mark.parametrize(
