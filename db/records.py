@@ -412,6 +412,17 @@ class StudyTrial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StudyOutline:
+    """What tables and charts of a whole study need of a trial; ``detail`` is how it begins."""
+
+    id: int
+    config: Mapping[str, Any]
+    state: str
+    time_s: float | None
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
     """A machine of the cluster: what it offers and where it stands."""
 
