@@ -183,8 +183,23 @@ def test_a_failing_candidate_is_a_result_not_a_retry(store, queue_run):
     assert all(m.config["block_M"] == default_m for m in failed)
 
 
-def test_a_run_queued_by_other_code_is_refused(store, queue_run):
+def test_a_run_that_waited_while_the_code_was_upgraded_is_one_of_the_new_code(store, queue_run):
+    """All that was queued failed with each upgrade, and what one of two versions queued."""
+    older = Toolchain(tilecore="older", tvm="x", llvm="y")
+    run = queue_run(toolchain=older, program_digest="older")
+    coordinator(store, TableMeasurer()).run()
+    done = store.runs.get(run.public_id)
+    assert (done.state, done.toolchain) == ("SUCCEEDED", TOOLCHAIN)
+    assert done.program_digest == queue_run().program_digest
+    assert {m.toolchain for m in store.measurements()} == {TOOLCHAIN}
+    told = [(e.kind, e.payload) for e in store.runs.events(run.id)][:3]
+    assert told[1] == ("renewed", {"from": older.key, "to": TOOLCHAIN.key})
+    assert told[2][0] == "started"
+
+
+def test_a_run_that_other_code_began_is_refused(store, queue_run):
     run = queue_run(toolchain=Toolchain(tilecore="older", tvm="x", llvm="y"))
+    assert store.runs.start(run, store.leader.acquire("older", 0.0))
     coordinator(store, TableMeasurer()).run()
     done = store.runs.get(run.public_id)
     assert (done.state, done.error[:5]) == ("FAILED", "SV912")
@@ -524,10 +539,11 @@ def after(failures, error):
     """Return a check of runs that fails so often, then passes."""
     left = [failures]
 
-    def check(_run):
+    def check(run):
         left[0] -= 1
         if left[0] >= 0:
             raise error
+        return run
 
     return check
 
@@ -573,6 +589,7 @@ def test_what_a_run_lacks_for_good_fails_that_run_alone(store, queue_run, error)
     def check(run):
         if run.id == bad.id:
             raise error
+        return run
 
     work(store, Station(store, TableMeasurer(), epoch, LIMITS, check))
     done = store.runs.get(bad.public_id)
