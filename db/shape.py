@@ -302,6 +302,7 @@ def merged(shape: Shape) -> Select[Any]:
 
     has_heads = not (shape.by_time and shape.dates(PART.c))
     part: FromClause = chosen
+    joined: FromClause
     count: ColumnElement[int] = LIMIT
     if shape.dialect == "sqlite":  # knows no LATERAL but looks up ids as fast
         if has_heads:

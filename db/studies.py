@@ -260,15 +260,17 @@ class Studies:
         A tenth of the work of ``trials``, for studies of tens of thousands of them.
         """
         row = StudyTrialRow
-        query = select(
-            cast(row.config, Text), row.id, row.state, row.time_s,
-            func.substr(row.detail, 1, OUTLINED),
-        ).where(row.study_id == study.id).order_by(row.id)  # fmt: skip
-        rows = self._database.execute(query, {})
-        configs = decoded_json(f"[{','.join(config for config, *_ in rows)}]")
+        detail = func.substr(row.detail, 1, OUTLINED).label("detail")
+        query = select(cast(row.config, Text), row.id, row.state, row.time_s, detail)
+        with self._database.read() as session:
+            found = query.where(row.study_id == study.id).order_by(row.id)
+            rows = session.execute(found).all()
+        configs = decoded_json(f"[{','.join(row[0] for row in rows)}]")
         return [
-            StudyOutline(id=number, config=config, state=state, time_s=time_s, detail=detail)
-            for (_, number, state, time_s, detail), config in zip(rows, configs, strict=True)
+            StudyOutline(
+                id=row.id, config=config, state=row.state, time_s=row.time_s, detail=row.detail
+            )
+            for row, config in zip(rows, configs, strict=True)
         ]
 
     def some(self, ids: Sequence[int]) -> Sequence[StudyTrial]:
@@ -285,7 +287,8 @@ class Studies:
             .where(StudyTrialRow.study_id == study.id)
             .order_by(StudyTrialRow.id)
         )
-        return [row._tuple() for row in self._database.execute(query, {})]
+        with self._database.read() as session:
+            return [row.tuple() for row in session.execute(query)]
 
     def related(self, name: str, space_key: str, least: int, limit: int) -> Sequence[StudyRecord]:
         """Return studies of a name and a space that were told of ``least`` rows, newest first."""
