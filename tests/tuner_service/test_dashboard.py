@@ -725,6 +725,15 @@ def _hide(page, is_hidden):
     page.ask("document.dispatchEvent(new Event('visibilitychange'))")
 
 
+def test_the_line_of_the_best_has_a_step_for_each_better_trial():
+    """It had one for each of 20,000 trials: half of the page."""
+    points = [charts.Point(n, us, {}) for n, us in enumerate([5.0, 7.0, 5.0, 3.0, 4.0, 2.0], 1)]
+    drawn = charts.best_over_trials("t", points, {})
+    (path,) = re.findall(r'd="(M[^"]*)"', drawn)
+    assert len(re.findall("H[^V]*V", path)) == 2
+    assert path.count("H") == 3  # the last goes on to the end
+
+
 def test_labels_of_charts_are_in_the_picture():
     """Of 100,000 µs one read "00,000", of trial 50,000 "5000"."""
     points = [charts.Point(number, 1e9 / number, {}) for number in (1, 900)]

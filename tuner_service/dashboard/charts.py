@@ -83,7 +83,9 @@ def _best_line(points: Sequence[Point], x: Axis, y: Axis) -> Markup:
     best = list(accumulate((p.time_us for p in points), min))
     steps = [f"M{x.at(points[0].number):.1f} {y.at(best[0]):.1f}"]
     steps += [
-        f"H{x.at(p.number):.1f}V{y.at(us):.1f}" for p, us in zip(points[1:], best[1:], strict=True)
+        f"H{x.at(p.number):.1f}V{y.at(us):.1f}"
+        for p, us, before in zip(points[1:], best[1:], best[:-1], strict=True)
+        if us < before
     ]
     return element("path", d="".join([*steps, f"H{x.end:.1f}"]), class_="best-line")
 
