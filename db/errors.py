@@ -37,7 +37,10 @@ class SchemaTooNew(DatabaseAway):
 
     code, title = "DB802", "schema-too-new"
     template = "{url}: expected schema revision {expected} or older, found {found}"
-    default_hint = "upgrade tilecore, or point TILECORE_DATABASE_URL at another database"
+    default_hint = (
+        "upgrade tilecore, or have the newer one go back to the revision expected here: "
+        "`tilecore migrate --down-to REVISION`"
+    )
 
 
 class SchemaTooOld(DatabaseAway):
@@ -46,6 +49,14 @@ class SchemaTooOld(DatabaseAway):
     code, title = "DB803", "schema-too-old"
     template = "{url}: expected schema revision {expected}, found {found}"
     default_hint = "run `tilecore migrate` (make a backup first)"
+
+
+class UnknownRevision(DatabaseError):
+    """There is no way back to such a schema."""
+
+    code, title = "DB834", "unknown-revision"
+    template = "{url}: expected a schema revision from {expected}, found {found}"
+    default_hint = "the older version names its own where it refuses the database (DB802)"
 
 
 class SchemaChanged(DatabaseAway):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from sqlalchemy import func, select, update
 
@@ -25,9 +25,11 @@ class Keys:
         self._database = database
 
     def create(
-        self, name: str, role: str, *, expires_at: datetime | None = None, once: Once | None = None
+        self, name: str, role: str, *, lifetime: timedelta | None = None, once: Once | None = None
     ) -> tuple[KeyRecord, str]:
         """Make a key; return its record and the key itself, which nothing can tell again.
+
+        ``lifetime``: for how long it is valid; None: until it is revoked.
 
         Raises:
             AlreadyMade: the idempotency key of ``once`` came before (DB830).
@@ -45,20 +47,20 @@ class Keys:
                 name=name,
                 role=role,
                 created_at=now,
-                expires_at=expires_at,
+                expires_at=None if lifetime is None else now + lifetime,
             )
             session.add(row)
             session.flush()
             if once is not None:
                 once.note(session, prefix, now)
-            return _record(row), secret
+            return _record(row, now), secret
 
     def find(self, secret: str) -> KeyRecord | None:
         """Return the record of a key, whether or not it is still valid; None: nobody made it."""
         query = select(ApiKeyRow).where(ApiKeyRow.digest == _digest(secret))
         with self._database.read() as session:
             row = session.scalars(query).first()
-            return None if row is None else _record(row)
+            return None if row is None else _record(row, self._database.now(session))
 
     def list(self, *, limit: int | None = None, after: int | None = None) -> Sequence[KeyRecord]:
         """Return keys, oldest first; ``after`` is the id to go on from."""
@@ -66,7 +68,8 @@ class Keys:
         if after is not None:
             query = query.where(ApiKeyRow.id > after)
         with self._database.read() as session:
-            return [_record(row) for row in session.scalars(query)]
+            now = self._database.now(session)
+            return [_record(row, now) for row in session.scalars(query)]
 
     def count(self) -> int:
         """Return how many keys were made, those that are no longer valid included."""
@@ -80,16 +83,17 @@ class Keys:
             UnknownKey: there is none with this prefix (DB820).
         """
         with self._database.write() as session:
+            now = self._database.now(session)
             change(
                 session,
                 update(ApiKeyRow)
                 .where(ApiKeyRow.prefix == prefix, ApiKeyRow.revoked_at.is_(None))
-                .values(revoked_at=self._database.now(session)),
+                .values(revoked_at=now),
             )
             row = session.scalars(select(ApiKeyRow).where(ApiKeyRow.prefix == prefix)).first()
             if row is None:
                 raise UnknownKey(found=prefix)
-            return _record(row)
+            return _record(row, now)
 
 
 def _digest(secret: str) -> str:
@@ -97,7 +101,7 @@ def _digest(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
-def _record(row: ApiKeyRow) -> KeyRecord:
+def _record(row: ApiKeyRow, now: datetime) -> KeyRecord:
     return KeyRecord(
         id=row.id,
         prefix=row.prefix,
@@ -106,4 +110,5 @@ def _record(row: ApiKeyRow) -> KeyRecord:
         created_at=row.created_at,
         expires_at=row.expires_at,
         revoked_at=row.revoked_at,
+        is_valid=row.revoked_at is None and (row.expires_at is None or row.expires_at > now),
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from sqlalchemy import select, text, update
 from sqlalchemy.orm import Session
@@ -15,13 +16,16 @@ from db.records import LeaderRecord
 from db.session import Database, change
 
 NAME = "coordinator"
+UNRENEWED = 3  # times its own lease after which a standby believes no date any more
 
 
 class Leadership:
     """The leader lease of the coordinators of one database."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, database: Database, clock: Callable[[], float] = time.monotonic) -> None:
+        self._database, self._clock = database, clock
+        self._seen: tuple[int, datetime] | None = None  # the lease of another, as it was last
+        self._seen_at = 0.0
 
     def current(self) -> LeaderRecord | None:
         """Return the last leader; ``is_alive`` says whether its lease still runs."""
@@ -36,6 +40,9 @@ class Leadership:
         self, owner: str, ttl_s: float, is_gone: Callable[[str], bool] = lambda _owner: False
     ) -> int | None:
         """Return a new epoch if nobody leads, else None.
+
+        A lease that nobody renews ends even if its date is far ahead: the database's clock may have
+        been set back, or be that of another server by now.
 
         Args:
             owner: who asks, unique per process.
@@ -54,10 +61,17 @@ class Leadership:
             if row is None:
                 session.add(LeaderRow(name=NAME, owner=owner, epoch=1, until=until))
                 return 1
-            if row.until > now and not is_gone(row.owner):
+            if row.until > now and not self._is_unrenewed(row, ttl_s) and not is_gone(row.owner):
                 return None
             row.owner, row.epoch, row.until = owner, row.epoch + 1, until
             return row.epoch
+
+    def _is_unrenewed(self, row: LeaderRow, ttl_s: float) -> bool:
+        """Return whether a lease is what it was for long, by this process's own clock."""
+        now, lease = self._clock(), (row.epoch, row.until)
+        if lease != self._seen:
+            self._seen, self._seen_at = lease, now
+        return now - self._seen_at > UNRENEWED * ttl_s
 
     def renew(self, epoch: int, ttl_s: float) -> None:
         """Prolong the lease.

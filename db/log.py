@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ from tilecore.tile_config import TileConfig
 MICROSECOND = timedelta(microseconds=1)
 LATEST = (datetime.max.replace(tzinfo=UTC) - EPOCH) // MICROSECOND
 STREAMED = 500  # records held at a time while a log is exported
+PIECE = 65_536  # characters of it that are sent at once
 Form = Literal["csv", "t4", "parquet"]
 Key = tuple[float, int]
 
@@ -138,12 +139,12 @@ class Log:
         if form == "parquet":
             return parquet_pieces(self.stream(query))
         if form == "csv":
-            return csv_lines(self.stream(query))
+            return _pieces(csv_lines(self.stream(query)))
         near, _ = self._near(query)
         found = Scope(query, self._dialect, near).subjects(self._database.ask, 2)
         if len(found) != 1:
             raise NotOneSpace(found="none" if not found else "several")
-        return t4_chunks(self.stream(query))
+        return _pieces(t4_chunks(self.stream(query)))
 
     def nearest(
         self, workload: Workload, count: int, hardware: HardwareProfile | None = None,
@@ -190,6 +191,19 @@ OF_KERNEL = (
     .where(_KERNEL, WorkloadRow.id > bindparam("behind", type_=WorkloadRow.id.type))
     .order_by(WorkloadRow.id)
 )
+
+
+def _pieces(texts: Iterable[str]) -> Iterator[str]:
+    """Yield the same text in longer pieces: each goes to a thread of the service and back."""
+    held: list[str] = []
+    size = 0
+    for text in texts:
+        held.append(text)
+        size += len(text)
+        if size >= PIECE:
+            yield "".join(held)
+            held, size = [], 0
+    yield "".join(held)
 
 
 def _clamped(value: float, low: int, high: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -11,12 +12,19 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import inspect, text
 
-from db.errors import DatabaseUnreachable, NotADatabase, SchemaTooNew, SchemaTooOld
+from db.errors import (
+    DatabaseUnreachable,
+    NotADatabase,
+    SchemaTooNew,
+    SchemaTooOld,
+    UnknownRevision,
+)
 from db.session import Database
 
 if TYPE_CHECKING:
     from alembic.config import Config
 
+LOG = logging.getLogger(__name__)
 # Oldest first; a test compares it with the files in versions/.
 REVISIONS = tuple(f"{number:04}" for number in range(1, 16))
 HEAD = REVISIONS[-1]
@@ -25,8 +33,9 @@ HEAD = REVISIONS[-1]
 def open_database(url: str, *, busy_timeout_s: float = 30.0) -> Database:
     """Return the database at ``url``, ready for use.
 
-    An embedded SQLite file is created or upgraded (after copying it aside); any other database
-    must be at this version's schema already.
+    An embedded SQLite file is created or upgraded (after copying it aside, and with a warning:
+    what runs of earlier versions stops); any other database must be at this version's schema
+    already.
 
     Raises:
         DatabaseUnreachable: it cannot be opened (DB804).
@@ -44,6 +53,12 @@ def open_database(url: str, *, busy_timeout_s: float = 30.0) -> Database:
     if database.path is None:
         raise SchemaTooOld(url=database.shown_url, expected=HEAD, found=found or "no schema")
     upgrade(database)
+    if found is not None and database.path is not None:
+        copy = _aside(database.path, found, HEAD)
+        LOG.warning(
+            "%s: schema %s was upgraded to %s (a copy of before: %s); end what runs of earlier "
+            "versions", database.shown_url, found, HEAD, copy.name,
+        )  # fmt: skip
     return database
 
 
@@ -83,6 +98,30 @@ def upgrade(database: Database) -> str:
     return before or ""
 
 
+def downgrade(database: Database, target: str) -> str:
+    """Go back to the schema of an earlier version and return the revision found before.
+
+    What that version knows nothing of is lost; a file is copied aside before.
+
+    Raises:
+        UnknownRevision: there is no such schema, or the database is older (DB834).
+    """
+    from alembic import command
+
+    with _migration_lock(database.path):
+        before = revision(database) or "no schema"
+        if target not in REVISIONS or before < target or before not in REVISIONS:
+            raise UnknownRevision(
+                url=database.shown_url, expected=f"{REVISIONS[0]} to {before}", found=target
+            )
+        if before != target:
+            if database.path is not None:
+                copy_aside(database.path, before, target)
+            with migrating(database) as config:
+                command.downgrade(config, target)
+    return before
+
+
 @contextmanager
 def migrating(database: Database) -> Iterator[Config]:
     """Yield Alembic's configuration in a transaction in which tables may be rebuilt.
@@ -118,12 +157,16 @@ def alembic_config() -> Config:
     return config
 
 
-def copy_aside(path: Path, before: str) -> Path:
+def copy_aside(path: Path, before: str, after: str = HEAD) -> Path:
     """Copy an SQLite database (with its write-ahead log) and return where the copy lies."""
-    target = path.with_name(f"{path.name}.before-{HEAD}-from-{before}")
+    target = _aside(path, before, after)
     with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(target)) as copy:
         source.backup(copy)
     return target
+
+
+def _aside(path: Path, before: str, after: str) -> Path:
+    return path.with_name(f"{path.name}.before-{after}-from-{before}")
 
 
 def _make_folder(database: Database, path: Path) -> None:

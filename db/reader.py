@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from pydantic_core import from_json
 from sqlalchemy import (
     ColumnElement,
     Row,
@@ -37,6 +35,7 @@ from db.models import (
 )
 from db.records import MeasurementRecord
 from db.rows import hardware_of, toolchain_of, workload_of
+from db.storable import decoded_json
 from db.types import is_among
 from recommender.measurement import Measurement, MeasureStatus, Protocol
 from recommender.workload import Workload
@@ -88,7 +87,7 @@ class Reader:
         shared = self._shared(execute, rows, workloads or {})
         texts = [row[column] for row in rows for column in DECODED]
         # One call for all of them: most are so short that a call costs more than what is in them.
-        values = iter(_decoded(f"[{','.join(texts)}]"))
+        values = iter(decoded_json(f"[{','.join(texts)}]"))
         return [
             _measurement(row, decoded, shared)
             for row, *decoded in zip(rows, values, values, values, strict=True)
@@ -125,18 +124,10 @@ class Reader:
         return found | read | given
 
 
-def _decoded(text: str) -> Any:
-    """Return the value of JSON of the database, three times as fast as ``json`` does."""
-    try:
-        return from_json(text)
-    except ValueError:  # half a surrogate pair, of a release that stored them
-        return json.loads(text)
-
-
 @lru_cache(maxsize=MAX_KEPT)
 def _config(knobs: str) -> TileConfig:
     """Return a config: there are far fewer than measurements of them."""
-    return TileConfig.of(_decoded(knobs))
+    return TileConfig.of(decoded_json(knobs))
 
 
 def _value(table: type[Base], row: Any) -> Any:

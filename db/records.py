@@ -253,6 +253,7 @@ class KeyRecord:
         role: one of ROLES.
         expires_at: from when on it is refused; None: never.
         revoked_at: since when it is refused; None: it is not.
+        is_valid: whether requests with it are let in, by the database's clock when it was read.
     """
 
     id: int
@@ -262,11 +263,7 @@ class KeyRecord:
     created_at: datetime
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
-
-    def is_valid(self, now: datetime) -> bool:
-        """Whether requests with this key are let in."""
-        expired = self.expires_at is not None and self.expires_at <= now
-        return self.revoked_at is None and not expired
+    is_valid: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -412,6 +409,17 @@ class StudyTrial:
     times_s: Sequence[float]
     detail: str
     told_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyOutline:
+    """What tables and charts of a whole study need of a trial; ``detail`` is how it begins."""
+
+    id: int
+    config: Mapping[str, Any]
+    state: str
+    time_s: float | None
+    detail: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,20 @@ from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, Table, and_, delete, func, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Row,
+    Select,
+    Table,
+    and_,
+    bindparam,
+    delete,
+    exists,
+    func,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -112,20 +125,21 @@ class Retention:
                 kernel: _trained_since(session, kernel, policy.keep_training)
                 for kernel in {kernel for _, kernel in workloads}
             }
+        queries = {kernel: _superfluous(policy, cutoff, since) for kernel, since in trained.items()}
         for workload, kernel in workloads:
             if self._clock() >= ends_at:
                 return removed, 0, False
-            while not self._remove_of(
-                _superfluous(workload, policy, cutoff, trained[kernel]), job, removed
-            ):
+            while not self._remove_of(workload, queries[kernel], job, removed):
                 continue
         return removed, self._remove_events(cutoff, job, ends_at), self._clock() < ends_at
 
-    def _remove_of(self, query: Select[Any], job: int | None, removed: Counter[str]) -> bool:
+    def _remove_of(
+        self, workload: int, query: Select[Any], job: int | None, removed: Counter[str]
+    ) -> bool:
         """Remove what a query selects; False: a drift was found meanwhile, look again."""
         with self._database.read() as session:
             drift = session.execute(NEWEST_DRIFT).scalar()
-            rows = session.execute(query).all()
+            rows = session.execute(query, {"workload": workload}).all()
         if job is None:
             removed.update(row.status for row in rows)
             return True
@@ -207,10 +221,8 @@ def _trained_since(session: Session, kernel: str, count: int) -> Trained:
     return found
 
 
-def _superfluous(
-    workload: int, policy: RetentionPolicy, cutoff: datetime, trained: Trained
-) -> Select[Any]:
-    """Return the query of the measurements of a workload that the policy does not keep."""
+def _superfluous(policy: RetentionPolicy, cutoff: datetime, trained: Trained) -> Select[Any]:
+    """Return the query of the measurements of a ``workload`` that the policy does not keep."""
     row = MeasurementRow
     phase = (
         select(func.count(DriftRow.id))
@@ -233,7 +245,7 @@ def _superfluous(
             row.id, row.trial_id, row.measured_at, row.status, row.hardware_id,
             by_time.label("by_time"), by_age.label("by_age"),
         )
-        .where(row.workload_id == workload)
+        .where(row.workload_id == bindparam("workload", type_=row.workload_id.type))
         .subquery()
         .c
     )  # fmt: skip
@@ -258,12 +270,11 @@ def _superfluous(
 
 
 def _has_ended(trial: ColumnElement[Any]) -> ColumnElement[bool]:
-    ended = (
-        select(TrialRow.id)
-        .join(RunRow, TrialRow.run_id == RunRow.id)
-        .where(RunRow.state.in_(FINISHED_STATES))
+    """Return whether the run of a trial has ended, looked up for each: there are many trials."""
+    ended = exists().where(
+        TrialRow.id == trial, TrialRow.run_id == RunRow.id, RunRow.state.in_(FINISHED_STATES)
     )
-    return or_(trial.is_(None), trial.in_(ended))
+    return or_(trial.is_(None), ended)
 
 
 def _remove(session: Session, rows: Sequence[Row[Any]], job: int) -> list[str]:

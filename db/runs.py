@@ -21,6 +21,7 @@ from db.records import OPEN_STATES, EventRecord, NewRun, RunControl, RunRecord
 from db.rows import run_of
 from db.run_requests import RunRequests
 from db.session import change
+from recommender.measurement import Toolchain
 from recommender.workload import Workload
 
 
@@ -228,6 +229,23 @@ class Runs(RunRequests):
                 kind = "resumed" if again else "started"
                 add_event(session, self._database, run.id, kind, {"epoch": epoch})
             return started
+
+    def renew(
+        self, run: RunRecord, epoch: int, *, program_digest: str, toolchain: Toolchain
+    ) -> RunRecord:
+        """Let a run that has not begun be one of another version of its program, or toolchain."""
+        new = NewRun(
+            workload=run.workload, hardware=run.hardware, program_digest=program_digest,
+            toolchain=toolchain, spec=run.spec, body_hash=run.body_hash,
+        )  # fmt: skip
+        with self._database.write() as session:
+            check_epoch(session, epoch)
+            (refer,) = of_runs(session, [new], self._database.now(session))
+            waits = (RunRow.id == run.id) & RunRow.started_at.is_(None)
+            if self._change(session, waits, refer):
+                payload = {"from": run.toolchain.key, "to": toolchain.key}
+                add_event(session, self._database, run.id, "renewed", payload)
+        return self.get(run.public_id)
 
     def settle_pause(self, run_id: int, epoch: int) -> bool:
         """Turn the wish to pause a run into the state; False: it was withdrawn, or is no more."""

@@ -28,6 +28,7 @@ from db.shape import (
     WORKLOADS,
     Shape,
     counted,
+    dated_rows,
     first_rows,
     own_rows,
     pairs,
@@ -41,6 +42,7 @@ FEW_OF_SHAPE = 8  # workloads of one shape, say: element types, threads, what fo
 KEPT_FOR, MAX_KEPT = 64, 1000  # pages that know of one another; filters
 MOST_WORKLOADS = 512  # that are looked through for winners in one statement
 NO_PROGRAM = 0
+FEW_OF_DAYS = 50_000  # measurements of some days: the pairs of winners are looked for there
 FEW_OF_OWN = 10_000  # measurements of a program or an author: looked through for what matches
 Ask = Callable[[Select[Any], Mapping[str, Any]], Sequence[Any]]  # ``Database.ask``
 
@@ -123,6 +125,9 @@ class Scope:
         shape = self.shape
         if shape.own:
             shape = replace(shape, is_own_few=ways.of_own(self, ask).is_own_few)
+        if shape.names & {"since", "until"} and not shape.is_own_few:
+            count = ask(dated_rows(shape, FEW_OF_DAYS), self.values)[0][0]
+            shape = replace(shape, is_dated_few=count <= FEW_OF_DAYS)
         found: list[Any] = []
         looked_at, width = 0, 3 * limit // 2 if self.query.hardware_key else limit // 4
         while True:

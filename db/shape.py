@@ -24,7 +24,9 @@ from sqlalchemy import (
     true,
     tuple_,
 )
-from sqlalchemy.sql import FromClause
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql import FromClause, Join
+from sqlalchemy.sql.compiler import SQLCompiler
 
 from db.models import (
     Base,
@@ -42,7 +44,7 @@ from db.reader import with_records
 from db.types import is_among, place_among
 from recommender.measurement import MeasureStatus, Protocol
 
-FEW = 1024  # facets or workloads that are walked one by one at most
+FEW = 8192  # facets or workloads that are walked one by one at most
 ALL = 2**31 - 1  # measurements
 MOST_FASTEST = 2**20  # of some workloads: no limit, but PostgreSQL would guess one
 FACET_FILTERS = ("protocol", "status", "hardware_key", "toolchain_key")
@@ -82,6 +84,7 @@ class Shape:
     goes_on: bool = False  # behind a key
     walked: str = ""  # one of WALKED: walked part by part
     is_own_few: bool = False  # few enough measurements to look up which pairs they are of
+    is_dated_few: bool = False  # the same of those within some days
 
     @property
     def has_facets(self) -> bool:
@@ -162,6 +165,23 @@ class Shape:
         key = tuple_(*self._place(row))
         bound = tuple_(_bound(first, "after_value"), _bound(LOG.c.id, "after_id"))
         return [key > bound if self.by_time else key < bound]
+
+
+class InOrder(Join):
+    """A join that SQLite walks from left to right.
+
+    Else it may walk all measurements, since they are in order, and look through the part for each.
+    """
+
+    inherit_cache = True
+
+
+@compiles(InOrder, "sqlite")
+def _in_order(join: InOrder, compiler: SQLCompiler, **given: Any) -> str:
+    given["asfrom"] = True
+    left, right = compiler.process(join.left, **given), compiler.process(join.right, **given)
+    assert join.onclause is not None
+    return f"{left} CROSS JOIN {right} ON {compiler.process(join.onclause)}"
 
 
 def _bound(column: Column[Any], name: str) -> Any:
@@ -282,6 +302,7 @@ def merged(shape: Shape) -> Select[Any]:
 
     has_heads = not (shape.by_time and shape.dates(PART.c))
     part: FromClause = chosen
+    joined: FromClause
     count: ColumnElement[int] = LIMIT
     if shape.dialect == "sqlite":  # knows no LATERAL but looks up ids as fast
         if has_heads:
@@ -289,7 +310,7 @@ def merged(shape: Shape) -> Select[Any]:
             first = rows(chosen, literal_column("1")).scalar_subquery()
             foremost = select(*chosen.c).join(head, head.c.id == first)
             part = foremost.order_by(*shape.order(head.c)).limit(LIMIT).subquery("foremost")
-        joined, row = part.join(LOG, LOG.c.id.in_(rows(part, count))), LOG.c
+        joined, row = InOrder(part, LOG, LOG.c.id.in_(rows(part, count))), LOG.c
     else:
         if has_heads:
             lateral = rows(chosen, literal_column("1")).add_columns(key).lateral("head")
@@ -329,6 +350,13 @@ def own_rows(shape: Shape, most: int) -> Select[Any]:
     """Return the query of how many measurements the own index has, ``most`` + 1 at most."""
     column = LOG.c[shape.own]
     found = select(LOG.c.id).where(column == _bound(column, shape.own)).limit(most + 1)
+    return select(func.count()).select_from(found.subquery())
+
+
+@lru_cache(maxsize=100)
+def dated_rows(shape: Shape, most: int) -> Select[Any]:
+    """Return the query of how many measurements there are within the days, ``most`` + 1 at most."""
+    found = select(LOG.c.id).where(*shape.dates(LOG.c)).limit(most + 1)
     return select(func.count()).select_from(found.subquery())
 
 
@@ -376,6 +404,13 @@ def _fastest(shape: Shape, pairs: FromClause, *more: ColumnElement[Any]) -> Sele
     return found.select_from(joined).where(*facet_conditions(shape))
 
 
+def _few(shape: Shape) -> list[ColumnElement[bool]]:
+    """Return the condition that few measurements meet, none of the others can be a winner's."""
+    if shape.is_own_few:
+        return [LOG.c[shape.own] == _bound(LOG.c[shape.own], shape.own)]
+    return shape.dates(LOG.c) if shape.is_dated_few else []
+
+
 @lru_cache(maxsize=1000)
 def winners(shape: Shape, most: int, width: int) -> Select[Any]:
     """Return the query of ``reader.FLAT`` of the winners of workloads, one of each device.
@@ -392,6 +427,8 @@ def winners(shape: Shape, most: int, width: int) -> Select[Any]:
     after = [bindparam(f"after_{name}", type_=BigInteger()) for name in ("number", "device")]
     chosen = select(WORKLOADS.c.id, number.label("number"))
     chosen = chosen.where(*workload_conditions(shape), number >= after[0]).order_by(number)
+    if few := _few(shape):
+        chosen = chosen.where(WORKLOADS.c.id.in_(select(LOG.c.workload_id).where(*few)))
     looked_at = chosen.limit(literal_column(str(width))).cte("looked_at")
     is_full = func.count() == literal_column(str(width))
     end = select(case((is_full, func.max(looked_at.c.number))).label("end")).subquery()
@@ -399,9 +436,8 @@ def winners(shape: Shape, most: int, width: int) -> Select[Any]:
     of_these = select(*PAIRS.c, looked_at.c.number).join_from(
         looked_at, PAIRS, PAIRS.c.workload_id == looked_at.c.id
     )
-    if shape.is_own_few:
-        own = LOG.c[shape.own] == _bound(LOG.c[shape.own], shape.own)
-        theirs = select(LOG.c.workload_id, LOG.c.facet_id).where(own)
+    if few:
+        theirs = select(LOG.c.workload_id, LOG.c.facet_id).where(*few)
         of_these = of_these.where(tuple_(PAIRS.c.workload_id, PAIRS.c.facet_id).in_(theirs))
     # The limit keeps databases from going through all facets for each of the workloads.
     some = of_these.limit(literal_column(str(MOST_FASTEST))).subquery("some")

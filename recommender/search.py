@@ -17,6 +17,7 @@ from recommender.process import gains, spread
 from recommender.surrogate import Told, plausible_times
 
 AFAR_SAMPLE = 4096  # candidates among which those unlike all that was told are looked for
+MANY_TOLD, AT_ONCE = 2000, 500  # from how many on that is done for so many of them at once
 AFAR_QUANTILE = 0.75  # of the distance from what was told, beyond which candidates are afar
 PROCESS_SAMPLE = 20_000  # candidates that a process looks at
 
@@ -254,9 +255,7 @@ class ModelGuidedSearch:
         others = np.sort(rng.permutation(others)[:AFAR_SAMPLE])
         places = _ranks(landscape.features[np.concatenate([told, others])])
         known, open_ = places[: len(told)], places[len(told) :]
-        apart = np.full(len(others), np.inf)
-        for place in known:
-            np.minimum(apart, np.abs(open_ - place).sum(axis=1), out=apart)
+        apart = _distances(open_, known)
         rows: list[int] = []
         for _ in range(min(wanted, len(others))):
             afar = np.flatnonzero(apart >= np.quantile(apart, AFAR_QUANTILE))
@@ -273,6 +272,21 @@ class ModelGuidedSearch:
             if pick:
                 return pick
         return []
+
+
+def _distances(places: NDArray[np.float32], known: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return how far each place is from the nearest known one, summed over the axes."""
+    apart = np.full(len(places), np.inf)
+    if len(known) > MANY_TOLD:
+        from scipy.spatial.distance import cdist  # slow to import, and needed by few
+
+        for start in range(0, len(known), AT_ONCE):
+            part = cdist(known[start : start + AT_ONCE], places, "cityblock")
+            np.minimum(apart, part.min(axis=0), out=apart)
+        return apart
+    for place in known:
+        np.minimum(apart, np.abs(places - place).sum(axis=1), out=apart)
+    return apart
 
 
 def _told(seen: Observations) -> Told:

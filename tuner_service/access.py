@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from math import ceil
 from typing import Annotated
 
@@ -121,7 +120,7 @@ class Keyring:
         if kind.lower() != "bearer" or not 0 < len(secret) <= MAX_KEY_LENGTH:
             raise Unauthenticated(found="no key" if not given else "another form")
         key = await self._find(secret, client)
-        if key is None or not key.is_valid(datetime.now(UTC)):
+        if key is None or not key.is_valid:
             found = "an unknown key" if key is None else f"{key.prefix}, expired or revoked"
             raise Unauthenticated(found=found)
         if not await self._limiter.hit(self._rate, key.prefix):

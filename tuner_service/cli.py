@@ -402,11 +402,19 @@ def log(
 
 
 @app.command()
-def migrate() -> None:
-    """Bring the database to the schema of this version."""
+def migrate(
+    down_to: Annotated[
+        str | None,
+        typer.Option(metavar="REVISION", help="go back to the schema of an earlier version"),
+    ] = None,
+) -> None:
+    """Bring the database to the schema of this version, or back to that of an earlier one."""
     from tuner_service import commands
 
-    commands.migrate(load_settings())
+    if down_to is None:
+        commands.migrate(load_settings())
+    else:
+        commands.migrate_down(load_settings(), down_to)
 
 
 def main() -> None:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 
+from db.errors import DatabaseUnreachable
 from db.log import Form
-from db.migrate import open_database, revision, upgrade
+from db.migrate import downgrade, open_database, revision, upgrade
 from db.records import MeasurementQuery, RunRecord
 from db.session import Database
 from db.store import SqlStore
@@ -325,6 +326,23 @@ def migrate(settings: Settings) -> None:
         database = open_database(settings.url, busy_timeout_s=settings.database_timeout_s)
     upgrade(database)
     out.print(f"{database.shown_url}: schema is current (was {before or 'empty'})", soft_wrap=True)
+
+
+def migrate_down(settings: Settings, target: str) -> None:
+    """Go back to the schema of an earlier version, and say what that means.
+
+    Raises:
+        UnknownRevision: there is no such schema (DB834).
+    """
+    database = Database(settings.url, busy_timeout_s=settings.database_timeout_s)
+    if database.path is not None and not database.path.exists():
+        raise DatabaseUnreachable(url=database.shown_url, reason="no such file")
+    before = downgrade(database, target)
+    out.print(
+        f"{database.shown_url}: schema is {target} (was {before}); what the version of {target} "
+        "knows nothing of is gone. Do not start this version again before that one has ended",
+        soft_wrap=True,
+    )
 
 
 def parse_problem(given: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -259,13 +258,13 @@ def _state(run: RunRecord) -> str:
     return run.state
 
 
-def print_keys(console: Console, keys: Sequence[KeyRecord], now: datetime) -> None:
+def print_keys(console: Console, keys: Sequence[KeyRecord]) -> None:
     """Print API keys without their secrets."""
     table = Table()
     for title in ("prefix", "name", "role", "made", "expires", "state"):
         table.add_column(title, no_wrap=title == "prefix")
     for key in keys:
-        expired = "valid" if key.is_valid(now) else "expired"
+        expired = "valid" if key.is_valid else "expired"
         table.add_row(
             key.prefix,
             escape(key.name),

@@ -17,7 +17,7 @@ from db.records import RunRecord
 from db.store import SqlStore
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Toolchain
-from tuner_service.jobs import check_current
+from tuner_service.jobs import current
 from tuner_service.learning import train_after
 from tuner_service.process import is_process_gone, process_name
 from tuner_service.run_driver import Limits
@@ -212,7 +212,7 @@ class Coordinator:
         self._closed.pop(hardware.key, None)
         self._stations[hardware.key] = Station(
             self._store, measurer, epoch, self._limits,
-            lambda run: check_current(run, self._toolchain),
+            lambda run: current(self._store, run, self._toolchain, epoch),
         )  # fmt: skip
 
     # --- learning -----------------------------------------------------------------------------

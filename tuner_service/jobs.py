@@ -141,16 +141,35 @@ def check_current(run: RunRecord, toolchain: Toolchain) -> None:
     Raises:
         StaleRun: what is another one (SV912).
     """
-    kernel, problem = run.workload.kernel, dict(run.workload.problem)
-    program = digest_of(kernel)
-    if program is None:
-        program = kernels.get(kernel).on(run.hardware.kind).program_digest(problem)
     for what, expected, found in (
-        ("program", run.program_digest, program),
+        ("program", run.program_digest, _program_digest(run)),
         ("toolchain", run.toolchain.key, toolchain.on(run.hardware.kind).key),
     ):
         if expected != found:
             raise StaleRun(what=what, expected=expected[:12], found=found[:12])
+
+
+def current(store: SqlStore, run: RunRecord, toolchain: Toolchain, epoch: int) -> RunRecord:
+    """Return a run as one of the code that there is now; one that has not begun becomes that.
+
+    Raises:
+        StaleRun: it began with other code, and what both measure is not compared (SV912).
+    """
+    try:
+        check_current(run, toolchain)
+    except StaleRun:
+        if run.started_at is not None:
+            raise
+        own = toolchain.on(run.hardware.kind)
+        return store.runs.renew(run, epoch, program_digest=_program_digest(run), toolchain=own)
+    return run
+
+
+def _program_digest(run: RunRecord) -> str:
+    """Return the version of a run's program that there is now; what was sent is what it was."""
+    kernel, problem = run.workload.kernel, dict(run.workload.problem)
+    sent = digest_of(kernel)
+    return sent or kernels.get(kernel).on(run.hardware.kind).program_digest(problem)
 
 
 def extend(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -18,13 +18,16 @@ from tilecore.errors import TileError
 
 BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 METHODS = ("GET", "POST", "PATCH", "HEAD", "OPTIONS", "PUT", "DELETE")
-RECOUNT_S = 10.0  # a count of the whole database is that old at most
+RECOUNT_S = 10.0  # a count of the whole database is that old at most, where that takes no time
+QUICK_S = 0.05  # counts that take longer are made while the one before is told
+SHARE = 20  # of the time is spent on counting at most: one part in so many
+OLDEST_S = 60.0  # an older count is told to nobody
 
 
 class Metrics:
     """What one application counts."""
 
-    def __init__(self, store: SqlStore) -> None:
+    def __init__(self, store: SqlStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._registry = CollectorRegistry()
         self._requests = Histogram(
             "tilecore_request_seconds",
@@ -48,7 +51,7 @@ class Metrics:
             ("answer",),
             registry=self._registry,
         )
-        self._database = _Database(store)
+        self._database = _Database(store, clock)
         self._registry.register(self._database)
 
     @contextmanager
@@ -82,11 +85,12 @@ class Metrics:
 class _Database(Collector):
     """Counts of the database at the time of the scrape; nothing but ``up`` 0 where it is away."""
 
-    def __init__(self, store: SqlStore) -> None:
-        self._store = store
+    def __init__(self, store: SqlStore, clock: Callable[[], float]) -> None:
+        self._store, self._clock = store, clock
         self._lock = threading.Lock()
         self._counts: Counts | None = None
-        self._counted_at = 0.0
+        self._counted_at, self._took_s = 0.0, 0.0
+        self._counting: threading.Thread | None = None
 
     def describe(self) -> Iterable[Metric]:
         """Say nothing ahead: a registration must not ask the database."""
@@ -113,12 +117,32 @@ class _Database(Collector):
         yield from _families(counts)
 
     def count(self) -> Counts:
-        """Return the counts, RECOUNT_S old at most."""
+        """Return the counts, RECOUNT_S old at most, or OLDEST_S where they take long.
+
+        Of a million measurements they take a second: nobody waits for that while there are some.
+        """
         with self._lock:
-            if self._counts is None or time.monotonic() > self._counted_at + RECOUNT_S:
-                self._counts = self._store.counts()
-                self._counted_at = time.monotonic()
+            age_s = self._clock() - self._counted_at
+            if self._counts is None or age_s > OLDEST_S:
+                return self._count()
+            is_due = age_s > max(RECOUNT_S, SHARE * self._took_s)
+            if is_due and self._took_s < QUICK_S:
+                return self._count()
+            if is_due and (self._counting is None or not self._counting.is_alive()):
+                self._counting = threading.Thread(target=self._count_again, daemon=True)
+                self._counting.start()
             return self._counts
+
+    def _count_again(self) -> None:
+        with suppress(TileError):  # while the database is away the last count gets older
+            self._count()
+
+    def _count(self) -> Counts:
+        began = self._clock()
+        found = self._store.counts()
+        self._counts, self._counted_at = found, self._clock()
+        self._took_s = self._counted_at - began
+        return found
 
 
 def _families(counts: Counts) -> Iterator[Metric]:

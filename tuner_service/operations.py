@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -31,17 +31,15 @@ def create_key(settings: Settings, name: str, role: str, *, expires_in_days: int
     except ValidationError:
         message = f"name: expected 1 to 64 characters that can be shown, found {name[:80]!r}"
         raise InvalidRequest(message=message) from None
-    expires_at = None
-    if expires_in_days is not None:
-        expires_at = datetime.now(UTC) + timedelta(days=expires_in_days)
-    _, secret = wiring.open_store(settings).keys.create(name, role, expires_at=expires_at)
+    lifetime = None if expires_in_days is None else timedelta(days=expires_in_days)
+    _, secret = wiring.open_store(settings).keys.create(name, role, lifetime=lifetime)
     out.print(secret, soft_wrap=True, highlight=False)
     err.print("send it as `Authorization: Bearer KEY`; it cannot be shown again")
 
 
 def list_keys(settings: Settings) -> None:
     """Print the API keys, oldest first."""
-    show.print_keys(out, wiring.open_store(settings).keys.list(), datetime.now(UTC))
+    show.print_keys(out, wiring.open_store(settings).keys.list())
 
 
 def revoke_key(settings: Settings, prefix: str) -> None:

@@ -51,15 +51,15 @@ class Station:
         measurer: Measurer,
         epoch: int,
         limits: Limits,
-        check: Callable[[RunRecord], None] = lambda _run: None,
+        current: Callable[[RunRecord], RunRecord] = lambda run: run,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin without runs; ``check`` refuses those that cannot be worked on here."""
+        """Begin without runs; ``current`` returns each as it can be worked on here, or refuses."""
         self._store = store
         self._measurer = measurer
         self._epoch = epoch
         self._limits = limits
-        self._check = check
+        self._current = current
         self._clock = clock
         self._drivers: dict[int, RunDriver] = {}
         self._served: dict[int, float] = {}  # trials over priority, by run
@@ -177,7 +177,7 @@ class Station:
 
     def _begin(self, run: RunRecord) -> None:
         try:
-            self._check(run)
+            run = self._current(run)
             if not self._store.runs.start(run, self._epoch):
                 return
             log.info("run", run=run.public_id, workload=str(run.workload), state=run.state)

@@ -167,22 +167,22 @@ class StudyEngine:
         return View(space, sources.landscape(space.landscape()), sources.cover(FIRST))
 
     def _ask(self, study: StudyRecord, count: int) -> list[int]:
-        known = self._store.studies.trials(study)
+        known = self._store.studies.known(study)
         count = min(count, study.max_trials - len(known))
         if count <= 0:
             return []
         view = self._view(study)
         seen = Observations()
-        for trial in known:
-            if trial.row == OUTSIDE:
+        for row, state, time_s in known:
+            if row == OUTSIDE:
                 continue
-            if trial.state == "leased":
-                seen.pending.add(trial.row)
+            if state == "leased":
+                seen.pending.add(row)
             else:
-                seen.times_s[trial.row] = trial.time_s
+                seen.times_s[row] = time_s
         default = study.space["default"]
         planned = [] if default is None else [view.space.row(default)]
-        taken = {trial.row for trial in known}
+        taken = {row for row, _, _ in known}
         first = [row for row in dict.fromkeys([*planned, *view.first]) if row not in taken][:count]
         seen.pending.update(row for row in first if row != OUTSIDE)
         strategy = STRATEGIES[study.strategy]

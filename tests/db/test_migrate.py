@@ -21,12 +21,14 @@ from db.errors import (
     NotADatabase,
     SchemaTooNew,
     SchemaTooOld,
+    UnknownRevision,
 )
 from db.migrate import (
     HEAD,
     REVISIONS,
     alembic_config,
     copy_aside,
+    downgrade,
     migrating,
     open_database,
     revision,
@@ -275,6 +277,41 @@ def test_a_released_database_is_upgraded_and_goes_back_with_its_rows(empty_url):
     assert _rows(store.database) == before
     store.database.close()
     database.close()
+
+
+@BOTH
+def test_an_earlier_version_is_gone_back_to(store, store_url):
+    full_database.fill(store)
+    for wrong in ("0000", "9999", "0005; drop table trial", ""):
+        with pytest.raises(UnknownRevision, match="DB834"):
+            downgrade(store.database, wrong)
+    assert downgrade(store.database, HEAD) == HEAD
+    assert downgrade(store.database, "0012") == HEAD
+    assert revision(store.database) == "0012"
+    assert store.database.path is None or (
+        store.database.path.with_name(
+            f"{store.database.path.name}.before-0012-from-{HEAD}"
+        ).exists()
+    )
+    with pytest.raises(UnknownRevision, match=r"from 0001 to 0012, found 0013"):
+        downgrade(store.database, "0013")
+    assert upgrade(store.database) == "0012"
+    assert store.count_measurements() > 0
+
+
+def test_who_upgrades_a_file_is_told(store, database_path, caplog):
+    """A look at the list of runs upgraded it and said nothing; what ran of before stopped."""
+    store.database.close()
+    caplog.set_level("WARNING", logger="db.migrate")
+    open_database(f"sqlite:///{database_path}").close()
+    assert caplog.messages == []
+    database = Database(f"sqlite:///{database_path}")
+    downgrade(database, "0013")
+    database.close()
+    open_database(f"sqlite:///{database_path}").close()
+    (told,) = [m for m in caplog.messages if "upgraded" in m]
+    assert f"schema 0013 was upgraded to {HEAD}" in told
+    assert f"tilecore.db.before-{HEAD}-from-0013" in told
 
 
 def test_a_current_database_is_opened_without_alembic(store, database_path):

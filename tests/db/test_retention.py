@@ -10,9 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import exc as sa_exc
 from sqlalchemy import select, text, update
+from sqlalchemy.dialects import sqlite
 
 from db.models import MeasurementRow, RunRow
 from db.records import MeasurementQuery, NewTrial, RetentionPolicy
+from db.retention import _superfluous
 from db.service_models import DriftRow
 from recommender.measurement import Protocol
 from tests.db.conftest import BOTH
@@ -124,6 +126,19 @@ def test_what_is_young_recent_or_trained_on_stays(store, make_measurement):
     assert (removed(found), found.note[:12]) == (0, "smaller than")
     late = store.retention.compact(BARE, time_limit_s=-1.0)
     assert not late.is_complete
+
+
+def test_the_run_of_a_trial_is_looked_up_for_each(store):
+    """All trials of the log were listed for each workload: of 1,000,000 that took 12 minutes."""
+    query = _superfluous(BARE, START, []).params(workload=1)
+    how = {"render_postcompile": True}
+    statement = str(query.compile(dialect=sqlite.dialect(), compile_kwargs=how))
+    with store.database.read() as session:
+        given = (1,) * statement.count("?")
+        found = session.connection().exec_driver_sql(f"explain query plan {statement}", given)
+        plan = [row[-1] for row in found]
+    assert any(step.startswith("SEARCH trial") for step in plan), plan
+    assert not any("LIST SUBQUERY" in step for step in plan), plan
 
 
 def test_a_policy_that_keeps_no_best_is_none():

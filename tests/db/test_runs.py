@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from alembic import command
+from sqlalchemy import update
 
 from db.errors import (
     BudgetUsedUp,
@@ -17,6 +18,7 @@ from db.errors import (
     UnknownRun,
 )
 from db.events import add_event
+from db.leader import Leadership
 from db.migrate import migrating, upgrade
 from db.models import LeaderRow, TrialRow
 from db.records import MeasurementQuery, NewRun, NewTrial
@@ -549,6 +551,61 @@ def test_measurements_are_dated_by_the_clock_of_the_database(
     assert dates[0] == MORNING
     assert abs(dates[1] - MORNING - timedelta(hours=3)) < timedelta(seconds=5)
     other.database.close()
+
+
+def test_what_is_stored_without_a_run_is_dated_by_the_clock_of_the_database(
+    store, store_url, make_measurement
+):
+    """What a tuning in a process of its own stores, and what another machine dated years ahead."""
+
+    class Behind(Database):
+        def now(self, session):
+            return super().now(session) - timedelta(hours=3)
+
+    other = SqlStore(Behind(store_url))
+    other.add_all([make_measurement(measured_at=MORNING)])
+    ahead = datetime.now(UTC) + timedelta(days=900)
+    imported = [make_measurement(measured_at=at) for at in (ahead, MORNING)]
+    dates = [m.measured_at for m in store.add_unknown(lambda: imported)]
+    assert dates[0] < ahead - timedelta(days=899)
+    assert dates[1] == MORNING
+    stored = [m.measured_at for m in reversed(store.measurements())]
+    assert abs(stored[0] - MORNING + timedelta(hours=3)) < timedelta(seconds=5)
+    assert stored[1:] == [MORNING, dates[0]]
+    other.database.close()
+
+
+def test_a_leader_that_is_gone_holds_nobody_up_where_the_clock_was_set_back(store, store_url):
+    """Its lease ended an hour from then: so long nobody led."""
+    other = Leadership(store.database, clock=lambda: now_s)
+    now_s, set_back = 0.0, timedelta(hours=1)
+    assert store.leader.acquire("gone", 10) == 1
+    until = store.leader.current().until + set_back
+    with store.database.write() as session:
+        session.execute(update(LeaderRow).values(until=until))
+    assert other.acquire("standby", 10) is None
+    now_s = 20.0
+    assert other.acquire("standby", 10) is None
+    with store.database.write() as session:  # it lives: it renews
+        session.execute(update(LeaderRow).values(until=until + timedelta(seconds=20)))
+    now_s = 40.0
+    assert other.acquire("standby", 10) is None
+    now_s = 69.0
+    assert other.acquire("standby", 10) is None
+    now_s = 71.0
+    assert other.acquire("standby", 10) == 2
+
+
+def test_a_retry_is_not_put_off_by_as_much_as_the_clock_was_set_back(store, new_run):
+    run, epoch = new_run(), store.leader.acquire("me", 60)
+    store.trials.add(run.id, [*trials(1, Protocol.CONFIRM), *trials(2)], epoch)
+    for trial in store.trials.claim(run.id, epoch, 3, 60):
+        store.trials.retry_later(trial, epoch, "node gone", 30.0)
+    assert store.trials.claim(run.id, epoch, 9, 60) == []
+    with store.database.write() as session:
+        later = store.database.now(session) + timedelta(hours=1)
+        session.execute(update(TrialRow).values(not_before=later))
+    assert len(store.trials.claim(run.id, epoch, 9, 60)) == 3
 
 
 def test_events_of_a_run_are_seen_in_their_order(store, second_store, new_run, make_measurement):

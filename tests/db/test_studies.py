@@ -160,6 +160,32 @@ def test_what_stops_three_workers_is_a_failure(store, study):
     assert (trial.state, trial.detail) == ("failed", "3 workers did not answer")
 
 
+def test_outlines_tell_what_trials_do(store, study):
+    given = store.studies.add(study, configs(*range(4)), "w", 60)
+    store.studies.complete(study, given[0].id, "w", [2e-3, 1e-3, 4e-3], "")
+    store.studies.complete(study, given[2].id, "w", [], "no such register " * 40)
+    full = store.studies.trials(study)
+    assert [(o.id, o.config, o.state, o.time_s) for o in store.studies.outlines(study)] == [
+        (t.id, t.config, t.state, t.time_s) for t in full
+    ]
+    assert store.studies.outlines(study)[2].detail == full[2].detail[:300]
+    assert store.studies.known(study) == [(t.row, t.state, t.time_s) for t in full]
+    assert store.studies.some([given[2].id, given[0].id]) == [full[2], full[0]]
+
+
+def test_studies_to_learn_from_are_those_that_were_told_enough(store, study):
+    for count in (3, 1):
+        other, _ = store.studies.create(NEW)
+        for trial in store.studies.add(other, configs(*range(4)), "w", 60)[:count]:
+            store.studies.complete(other, trial.id, "w", [1e-3], "")
+    first = store.studies.list()[1]
+    assert store.studies.related("conv", "s", 2, 9) == [first]
+    assert store.studies.related("conv", "s", 1, 9) == store.studies.list(limit=2)
+    assert store.studies.related("conv", "s", 1, 1) == store.studies.list(limit=1)
+    assert store.studies.related("other", "s", 1, 9) == []
+    assert store.studies.related("conv", "other", 1, 9) == []
+
+
 def test_a_closed_study_gives_out_nothing_but_listens(store, study):
     (trial,) = store.studies.add(study, configs(0), "w1", 60)
     assert store.studies.close(study.public_id).state == "CLOSED"

@@ -10,11 +10,13 @@ import pytest
 from recommender.recorded import RecordedSpace
 from recommender.replay import replay
 from recommender.search import (
+    MANY_TOLD,
     STRATEGIES,
     ExhaustiveSearch,
     Landscape,
     ModelGuidedSearch,
     Observations,
+    _distances,
 )
 
 RECORDED = Path(__file__).parent / "recorded" / "convolution_milo__A100.csv.gz"
@@ -154,3 +156,13 @@ def test_a_long_search_looks_beyond_the_region_that_it_knows() -> None:
     assert beyond(exploiting, 140) <= 2
     assert beyond(replace(exploiting, afar_share=0.5), 140) >= 8
     assert beyond(replace(exploiting, afar_share=0.5), 20) == beyond(exploiting, 20)
+
+
+def test_many_told_places_are_compared_at_once() -> None:
+    """A look at each of 20,000 told ones took 4 s of every second question of a study."""
+    rng = np.random.default_rng(0)
+    places = rng.integers(0, 9, (300, 5)).astype(np.float32) / np.float32(8)
+    known = rng.integers(0, 9, (MANY_TOLD + 77, 5)).astype(np.float32) / np.float32(8)
+    expected = np.abs(places[:, None] - known).sum(axis=2).min(axis=1)
+    assert np.allclose(_distances(places, known), expected)
+    assert np.allclose(_distances(places, known[:50]), _distances(places, known[:50].repeat(50, 0)))

@@ -71,10 +71,14 @@ class ServiceProcess:
         settings: of the service.
         before: Python that the process runs before it serves.
         options: of the command.
+        port: that it listens on; None: a free one.
     """
 
-    def __init__(self, settings: Settings, before: str = "", options: Sequence[str] = ()) -> None:
-        port = free_port()
+    def __init__(
+        self, settings: Settings, before: str = "", options: Sequence[str] = (),
+        port: int | None = None,
+    ) -> None:  # fmt: skip
+        port = port or free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.log = settings.data_dir / f"serve-{port}.log"
         program = f"{before}\nfrom tuner_service.cli import main\nmain()"

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import httpx
 import pytest
@@ -111,7 +111,7 @@ def test_no_other_name_leads_to_a_service_of_this_machine(serve, bearer, host, s
 
 def test_without_a_valid_key_nobody_gets_in(serve, bearer, store):
     client = serve(auth="required")
-    expired = bearer(expires_at=datetime.now(UTC) - timedelta(seconds=1))
+    expired = bearer(lifetime=timedelta(seconds=-1))
     secret = bearer()["Authorization"]
     for headers in (
         {},
@@ -245,7 +245,7 @@ def test_who_guesses_keys_is_held_off_and_nobody_else(serve, bearer):
 def test_one_wrong_key_again_and_again_is_no_guessing(serve, bearer):
     client = at(serve(auth="required", wrong_key_limit="2/day").app, "192.0.2.1")
     assert {guess(client, 0).status_code for _ in range(9)} == {401}
-    expired = bearer(expires_at=datetime.now(UTC) - timedelta(seconds=1))
+    expired = bearer(lifetime=timedelta(seconds=-1))
     asked = [client.get("/v1/kernels", headers=expired).status_code for _ in range(9)]
     assert set(asked) == {401}
     assert client.get("/v1/kernels", headers=bearer()).status_code == 200

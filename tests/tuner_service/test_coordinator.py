@@ -1,9 +1,12 @@
 """The coordinator brings runs to their end, whatever happens to workers, leases and itself."""
 
+import re
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
+import psutil
 import pytest
 import structlog
 from sqlalchemy import text, update
@@ -180,8 +183,23 @@ def test_a_failing_candidate_is_a_result_not_a_retry(store, queue_run):
     assert all(m.config["block_M"] == default_m for m in failed)
 
 
-def test_a_run_queued_by_other_code_is_refused(store, queue_run):
+def test_a_run_that_waited_while_the_code_was_upgraded_is_one_of_the_new_code(store, queue_run):
+    """All that was queued failed with each upgrade, and what one of two versions queued."""
+    older = Toolchain(tilecore="older", tvm="x", llvm="y")
+    run = queue_run(toolchain=older, program_digest="older")
+    coordinator(store, TableMeasurer()).run()
+    done = store.runs.get(run.public_id)
+    assert (done.state, done.toolchain) == ("SUCCEEDED", TOOLCHAIN)
+    assert done.program_digest == queue_run().program_digest
+    assert {m.toolchain for m in store.measurements()} == {TOOLCHAIN}
+    told = [(e.kind, e.payload) for e in store.runs.events(run.id)][:3]
+    assert told[1] == ("renewed", {"from": older.key, "to": TOOLCHAIN.key})
+    assert told[2][0] == "started"
+
+
+def test_a_run_that_other_code_began_is_refused(store, queue_run):
     run = queue_run(toolchain=Toolchain(tilecore="older", tvm="x", llvm="y"))
+    assert store.runs.start(run, store.leader.acquire("older", 0.0))
     coordinator(store, TableMeasurer()).run()
     done = store.runs.get(run.public_id)
     assert (done.state, done.error[:5]) == ("FAILED", "SV912")
@@ -268,12 +286,32 @@ def test_a_coordinator_ends_when_its_database_is_migrated(store, queue_run):
 def test_process_names():
     me = process_name()
     assert not is_process_gone(me)
-    host, boot, _, start = me.split("/")
-    assert is_process_gone(f"{host}/{boot}/999999999/{start}")
-    assert is_process_gone(f"{host}/{boot}/1/{start}")
-    assert not is_process_gone(f"elsewhere/{boot}/1/{start}")
-    assert not is_process_gone(f"{host}/{boot}1/999999999/{start}")  # another container's
+    host, boot, _, start, unit = me.split("/")
+    assert is_process_gone(f"{host}/{boot}/999999999/{start}/{unit}")
+    assert is_process_gone(f"{host}/{boot}/1/{start}/{unit}")
+    assert not is_process_gone(f"elsewhere/{boot}/1/{start}/{unit}")
+    assert not is_process_gone(f"{host}/{boot}1/999999999/{start}/{unit}")  # another container's
+    assert not is_process_gone(f"{host}/{boot}/999999999/1795944000.25")  # of an earlier version
     assert not is_process_gone("nonsense")
+
+
+def test_a_step_of_the_clock_ends_no_process(tmp_path, monkeypatch):
+    """Linux dates its boot anew with each: who compared dates of starts took living ones for gone.
+
+    Two coordinators of one host then took the place of each other three times a second.
+    """
+    me = process_name()
+    for entry in Path("/proc").iterdir():
+        if entry.name != "stat":
+            (tmp_path / entry.name).symlink_to(entry)
+    stat = Path("/proc/stat").read_text()
+    boot_s = re.search(r"^btime (\d+)$", stat, re.MULTILINE)[1]
+    (tmp_path / "stat").write_text(stat.replace(f"btime {boot_s}", f"btime {int(boot_s) + 3600}"))
+    before = psutil.Process().create_time()
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    assert psutil.Process().create_time() == pytest.approx(before + 3600)
+    assert not is_process_gone(me)
+    assert process_name() == me
 
 
 @pytest.mark.parametrize(
@@ -501,10 +539,11 @@ def after(failures, error):
     """Return a check of runs that fails so often, then passes."""
     left = [failures]
 
-    def check(_run):
+    def check(run):
         left[0] -= 1
         if left[0] >= 0:
             raise error
+        return run
 
     return check
 
@@ -550,6 +589,7 @@ def test_what_a_run_lacks_for_good_fails_that_run_alone(store, queue_run, error)
     def check(run):
         if run.id == bad.id:
             raise error
+        return run
 
     work(store, Station(store, TableMeasurer(), epoch, LIMITS, check))
     done = store.runs.get(bad.public_id)

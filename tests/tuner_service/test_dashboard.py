@@ -1,6 +1,8 @@
 """The dashboard: every page, empty and filled, with and without keys, whatever readers type."""
 
+import re
 import threading
+import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from html.parser import HTMLParser
@@ -13,9 +15,10 @@ from db.models import RunRow
 from db.records import NewTrial
 from recommender.measurement import Measurement, MeasureStatus, Protocol
 from recommender.workload import Workload
+from tests import postgres
 from tests.tuner_service import browser
 from tests.tuner_service.conftest import gemm
-from tests.tuner_service.serving import LOCAL, TestClient, served
+from tests.tuner_service.serving import LOCAL, ServiceProcess, TestClient, served
 from tests.tuner_service.table_measurer import HARDWARE, TOOLCHAIN, TableMeasurer
 from tests.tuner_service.test_app import GEMM, coordinate
 from tilecore.tile_config import TileConfig
@@ -23,7 +26,8 @@ from tuner_service import wiring
 from tuner_service.access import COOKIE
 from tuner_service.app import create_app
 from tuner_service.coordinator import Coordinator
-from tuner_service.dashboard import overview, runs, trials
+from tuner_service.dashboard import charts, overview, runs, trials
+from tuner_service.dashboard.svg import LETTER, WIDTH
 from tuner_service.jobs import Effort, submit
 from tuner_service.questions import understand
 from tuner_service.run_driver import Limits
@@ -674,6 +678,75 @@ def test_the_run_page_follows_a_run_in_a_browser(each_database):
     app = create_app(each_database.model_copy(update=changes))
     with served(app) as address, browser.opened(program) as page:
         _follow(page, address, app.state.store)
+
+
+def test_a_page_follows_its_run_across_a_restart_and_not_while_hidden(settings, store):
+    """A stream that was refused was given up for good, without a word; six tabs were the last."""
+    program = browser.find()
+    if program is None:
+        pytest.skip("no Chromium here: install the package chromium")
+    options, port = ["--no-coordinator"], postgres.free_port()
+    effort = Effort(max_trials=4, time_limit_s=60.0)
+    run, _ = submit(store, understand(store, "gemm", GEMM["problem"]), effort)
+    state = "document.querySelector('.state').textContent"
+    away = "!!document.querySelector('#away')"
+    with browser.opened(program) as page:
+        with ServiceProcess(settings, options=options, port=port) as service:
+            page.open(f"{service.url}/dashboard/runs/{run.public_id}")
+            store.runs.pause(run.public_id)
+            page.wait(f"{state} == 'paused'")
+        page.wait(away)
+        _hide(page, "true")
+        one = settings.model_copy(update={"max_streams": 1})
+        with ServiceProcess(one, options=options, port=port) as service:
+            events = f"/v1/tuning-runs/{run.public_id}/events"
+            with service.client.stream("GET", events) as held:
+                assert next(held.iter_text())
+                _hide(page, "false")
+                page.wait(f"!{away}")
+                time.sleep(2.0)  # its stream is refused
+                store.runs.resume(run.public_id)
+                page.wait(f"{state} == 'queued'")
+            _hide(page, "true")
+            store.runs.pause(run.public_id)
+            time.sleep(2.0)
+            assert page.ask(state) == "queued"
+            _hide(page, "false")
+            page.wait(f"{state} == 'paused'")
+            store.runs.cancel(run.public_id)
+            page.wait(f"{state} == 'cancelled'")
+
+
+def _hide(page, is_hidden):
+    """Do to a page what happens to it as another tab is shown, and again."""
+    page.ask(
+        f"Object.defineProperty(document, 'hidden', {{value: {is_hidden}, configurable: true}})"
+    )
+    page.ask("document.dispatchEvent(new Event('visibilitychange'))")
+
+
+def test_the_line_of_the_best_has_a_step_for_each_better_trial():
+    """It had one for each of 20,000 trials: half of the page."""
+    points = [charts.Point(n, us, {}) for n, us in enumerate([5.0, 7.0, 5.0, 3.0, 4.0, 2.0], 1)]
+    drawn = charts.best_over_trials("t", points, {})
+    (path,) = re.findall(r'd="(M[^"]*)"', drawn)
+    assert len(re.findall("H[^V]*V", path)) == 2
+    assert path.count("H") == 3  # the last goes on to the end
+
+
+def test_labels_of_charts_are_in_the_picture():
+    """Of 100,000 µs one read "00,000", of trial 50,000 "5000"."""
+    points = [charts.Point(number, 1e9 / number, {}) for number in (1, 900)]
+    drawn = charts.best_over_trials("t", points, {}, 50_000)
+    labels = re.findall(
+        r'<text x="([\d.]+)" y="[\d.]+" text-anchor="(end|middle)">([\d,]+)</text>', drawn
+    )
+    assert {"1,000,000,000", "50000"} <= {text for *_, text in labels}
+    for x, anchor, text in labels:
+        width = LETTER * len(text)
+        start = float(x) - (width if anchor == "end" else width / 2)
+        assert start >= 0, text
+        assert start + width <= WIDTH + 0.01, text
 
 
 def _follow(page, url, store):

@@ -4,6 +4,8 @@ import json
 import re
 import shutil
 import subprocess
+import threading
+import time
 from pathlib import Path
 
 import promql_parser
@@ -65,6 +67,32 @@ def test_devices_follow_nodes_that_join_drain_and_go(store):
     store.nodes.see(["n1", "n3"], ["n1"], epoch)
     gone = {("table CPU", "lost"): 3.0, ("table CPU", "drained"): 2.0}
     assert metric(store, "tilecore_devices") == gone | refused
+
+
+def test_nobody_waits_for_counts_that_take_long(store, queue_run, monkeypatch):
+    """Of 1,000,000 measurements each scrape of a cold database took a second."""
+    now_s, may_count, counted = [0.0], threading.Event(), store.counts
+    metrics = Metrics(store, clock=lambda: now_s[0])
+    may_count.set()
+
+    def count():
+        may_count.wait(20)
+        now_s[0] += 0.4
+        return counted()
+
+    monkeypatch.setattr(store, "counts", count)
+    assert metrics.counts().runs == {}
+    may_count.clear()
+    queue_run()
+    now_s[0] += 11.0
+    assert metrics.counts().runs == {}  # at once, from before
+    may_count.set()
+    while metrics.counts().runs == {}:
+        time.sleep(0.01)
+    assert metrics.counts().runs == {"QUEUED": 1}
+    queue_run()
+    now_s[0] += 61.0  # nobody asked for long: that is told to nobody
+    assert metrics.counts().runs == {"QUEUED": 2}
 
 
 def test_trials_that_end_well_and_badly_are_told_apart(store, queue_run):

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
+from sqlalchemy import event
 
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Toolchain
@@ -88,6 +89,24 @@ def test_an_extension_that_is_sent_again_counts_once(client, store):
     client.post(f"{url}:cancel")
     assert client.post(f"{url}:extend", json=more, headers=key).status_code == 200
     problem(client.post(f"{url}:extend", json=more), 409, "DB811")
+
+
+def test_the_trials_of_a_group_are_counted_together(client, store, queue_run):
+    """Each run of it was asked for by itself: a group of 161 took a second."""
+    counts = []
+    for size in (2, 9):
+        for _ in range(size):
+            queue_run(group=f"g-{size}")
+        asked = []
+
+        def note(*told, asked=asked):
+            asked.append(told[2])
+
+        event.listen(store.database._read, "before_cursor_execute", note)
+        assert len(client.get(f"/v1/run-groups/g-{size}").json()["runs"]) == size
+        event.remove(store.database._read, "before_cursor_execute", note)
+        counts.append(len(asked))
+    assert counts[0] == counts[1] > 0
 
 
 def test_a_run_of_other_code_is_not_extended(client, store, queue_run):

@@ -10,6 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from tuner_service.dashboard.svg import (
+    LETTER,
     WIDTH,
     Axis,
     chart,
@@ -22,7 +23,7 @@ from tuner_service.dashboard.svg import (
 )
 from tuner_service.dashboard.texts import config_text, micro
 
-LEFT, RIGHT, TOP = 58.0, 14.0, 30.0
+LEFT, RIGHT, TOP, GAP = 58.0, 14.0, 30.0, 6.0
 SHADES = 10  # classes of dashboard.css that cells of a heat map have
 ROW = 26.0
 DOTS = 1500  # at most; of more trials some are left out, never from the line of the best
@@ -62,7 +63,8 @@ def best_over_trials(
     height, bottom = 270.0, 228.0
     known = {name: us for name, us in lines.items() if us}
     y = log_axis([*(p.time_us for p in points), *known.values()], bottom, TOP)
-    x = Axis(1, max(2, points[-1].number, last), LEFT, WIDTH - RIGHT)
+    left = max(LEFT, GAP + LETTER * max(len(plain(tick)) for tick in y.ticks()))
+    x = Axis(1, max(2, points[-1].number, last), left, WIDTH - RIGHT)
     return chart(
         title, height,
         *_frame(x, y, bottom),
@@ -71,7 +73,7 @@ def best_over_trials(
                     cx=x.at(p.number), cy=y.at(p.time_us), r=3, class_="dot")
             for p in points[:: 1 + len(points) // DOTS]
         ),
-        *(line(LEFT, y.at(us), WIDTH - RIGHT, y.at(us), f"across {n}") for n, us in known.items()),
+        *(line(left, y.at(us), WIDTH - RIGHT, y.at(us), f"across {n}") for n, us in known.items()),
         _best_line(points, x, y),
         *_legend({"best": min(p.time_us for p in points), **known}),
     )  # fmt: skip
@@ -81,22 +83,26 @@ def _best_line(points: Sequence[Point], x: Axis, y: Axis) -> Markup:
     best = list(accumulate((p.time_us for p in points), min))
     steps = [f"M{x.at(points[0].number):.1f} {y.at(best[0]):.1f}"]
     steps += [
-        f"H{x.at(p.number):.1f}V{y.at(us):.1f}" for p, us in zip(points[1:], best[1:], strict=True)
+        f"H{x.at(p.number):.1f}V{y.at(us):.1f}"
+        for p, us, before in zip(points[1:], best[1:], best[:-1], strict=True)
+        if us < before
     ]
     return element("path", d="".join([*steps, f"H{x.end:.1f}"]), class_="best-line")
 
 
 def _frame(x: Axis, y: Axis, bottom: float) -> list[Markup]:
-    shown = [line(LEFT, bottom, x.end, bottom, "axis")]
+    shown = [line(x.start, bottom, x.end, bottom, "axis")]
     for tick in y.ticks():
         at = y.at(tick)
         shown += [
-            line(LEFT, at, x.end, at, "grid"),
-            label(LEFT - 6, at + 4, plain(tick), anchor="end"),
+            line(x.start, at, x.end, at, "grid"),
+            label(x.start - GAP, at + 4, plain(tick), anchor="end"),
         ]
     for tick in x.ticks():
         if tick == int(tick):
-            shown.append(label(x.at(tick), bottom + 16, f"{tick:.0f}", anchor="middle"))
+            text = f"{tick:.0f}"
+            most = WIDTH - LETTER * len(text) / 2  # its middle, where it ends with the chart
+            shown.append(label(min(x.at(tick), most), bottom + 16, text, anchor="middle"))
     shown.append(label(x.end, bottom + 34, "trial", anchor="end", class_="unit"))
     shown.append(label(2, 12, "µs", class_="unit"))
     return shown

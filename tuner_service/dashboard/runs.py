@@ -32,8 +32,8 @@ router = APIRouter(prefix=f"{HOME}/runs")
 ON_A_PAGE = 50
 OPEN = ("pending", "leased")
 EVENTS = (
-    "queued started resumed trial retry pause_requested paused unpaused extended amended waits "
-    "hardware_joined cancel_requested succeeded failed cancelled"
+    "queued renewed started resumed trial retry pause_requested paused unpaused extended amended "
+    "waits hardware_joined cancel_requested succeeded failed cancelled"
 )
 Order = Literal["measured", "time"]
 

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from markupsafe import Markup
 
-from db.records import StudyTrial
+from db.records import StudyOutline
 from tuner_service.dashboard.charts import Point, best_over_trials
 from tuner_service.dashboard.rendering import HOME, address, page
 from tuner_service.dashboard.texts import first_line
@@ -50,19 +50,20 @@ def study(
 ) -> Response:
     """Return a study."""
     found = get_study(study_id, store)
-    trials = store.studies.trials(store.studies.get(study_id))
+    trials = store.studies.outlines(store.studies.get(study_id))
+    table = trial_table(request, trials, _by_time, order, start)
+    table["trials"] = store.studies.some([t.id for t in table["trials"]])
     return page(
         request, "study.html",
-        study=found, chart=_chart(trials, found.max_trials), causes=_causes(trials),
-        **trial_table(request, trials, _by_time, order, start),
+        study=found, chart=_chart(trials, found.max_trials), causes=_causes(trials), **table,
     )  # fmt: skip
 
 
-def _by_time(trial: StudyTrial) -> tuple[bool, float]:
+def _by_time(trial: StudyOutline) -> tuple[bool, float]:
     return trial.time_s is None, trial.time_s or 0.0
 
 
-def _causes(trials: Sequence[StudyTrial]) -> list[tuple[str, str, int]]:
+def _causes(trials: Sequence[StudyOutline]) -> list[tuple[str, str, int]]:
     """Return state, cause and count of trials, the most frequent first."""
     counted = Counter(
         (t.state, first_line(t.detail) if t.state == "failed" else "") for t in trials
@@ -70,7 +71,7 @@ def _causes(trials: Sequence[StudyTrial]) -> list[tuple[str, str, int]]:
     return [(state, cause, count) for (state, cause), count in counted.most_common(CAUSES)]
 
 
-def _chart(trials: Sequence[StudyTrial], planned: int) -> Markup | None:
+def _chart(trials: Sequence[StudyOutline], planned: int) -> Markup | None:
     """Return the best time over the trials, None where none has one."""
     points = [Point(turn, t.time_s * 1e6, t.config) for turn, t in enumerate(trials, 1) if t.time_s]
     if not points:

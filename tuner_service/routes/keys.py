@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
@@ -38,9 +38,9 @@ def create_key(
     once = None
     if idempotency_key is not None:
         once = Once("API key", idempotency_key, digest(request.model_dump(mode="json")))
-    lifetime = request.expires_in_days
-    expires_at = None if lifetime is None else datetime.now(UTC) + timedelta(days=lifetime)
-    record, secret = store.keys.create(request.name, request.role, expires_at=expires_at, once=once)
+    days = request.expires_in_days
+    lifetime = None if days is None else timedelta(days=days)
+    record, secret = store.keys.create(request.name, request.role, lifetime=lifetime, once=once)
     response.headers["Cache-Control"] = "no-store"
     return NewKeyOut(key=secret, **_to_wire(record).model_dump())
 

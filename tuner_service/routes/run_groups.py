@@ -18,7 +18,7 @@ from tuner_service.jobs import Effort, change_group, check_offered, extend_group
 from tuner_service.problems import documented
 from tuner_service.questions import Question
 from tuner_service.routes.context import AppAnswers, AppSettings, IdempotencyKey, Sender, Store
-from tuner_service.routes.tuning_runs import to_wire, understood
+from tuner_service.routes.tuning_runs import all_to_wire, understood
 from tuner_service.schemas import Amendment, Extension, RunGroupOut, TuningRunBatch
 from tuner_service.sent_programs import LIMIT_S
 from tuner_service.settings import Settings
@@ -154,7 +154,7 @@ def _each(store: SqlStore, group_id: str, change: Callable[[str], RunRecord]) ->
 
 
 def _to_wire(store: SqlStore, runs: Sequence[RunRecord]) -> RunGroupOut:
-    shown = [to_wire(store, run) for run in runs]
+    shown = all_to_wire(store, runs)
     trials: Counter[str] = Counter()
     for run in shown:
         trials.update(run.trials)
