@@ -34,7 +34,7 @@ from tilecore.computing.prologue import prologue_of, with_prologues
 from tilecore.computing.reductions import reduced
 from tilecore.ir.dtype import DType
 
-CORES = ("product", "grouped", "attention", "fold")
+CORES = ("product", "grouped", "attention", "fold", "added")
 WITHOUT_KERNEL = ("input", "view", "call")
 PLAIN = ("add", "sub", "mul", "neg", "abs", "cast", "maximum", "minimum")  # as fast as reading
 MOST_REPEATED = 4  # operations, one after the other
