@@ -433,6 +433,7 @@ class Computation:
         for step in order:
             if isinstance(step, Group):
                 readers = [] if step.root in results else users[step.root]
+                readers = [reader for reader in readers if reader.kind != "beside"]
                 axes = wanted_order(step.root, readers)
                 stage, program = self._stage(step, stages, places, axes, ahead)
                 ahead.take(stage)

@@ -365,6 +365,15 @@ def _attention(
     )
 
 
+def _attention_and_sums(
+    span: SourceSpan, query: Node, key: Node, value: Node, is_causal: bool, scale: float | None
+) -> tuple[Node, Node]:
+    """Return attention, and the logarithm of the sum of exponentials of each query's scores."""
+    found = _attention(span, query, key, value, is_causal=is_causal, scale=scale)
+    sums = Node("beside", "logsumexp", (found,), query.shape[:-1], "float32", span=span)
+    return found, sums
+
+
 def attention(
     q: Node, k: Node, v: Node, scale: float, span: SourceSpan, *, is_causal: bool = False,
     mask: Node | None = None, is_grouped: bool = False,
@@ -487,7 +496,8 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType({
     "baddbmm": _addmm, "gather": picked.gather, "scatter": put.scatter,
     "scatter_add": put.scatter_add, "index_put": put.index_put, "index_add": put.index_add,
     "grouped_mm": _grouped_mm,
-    "scaled_dot_product_attention": _attention, "einsum": letters.einsum,
+    "scaled_dot_product_attention": _attention, "attention_and_sums": _attention_and_sums,
+    "einsum": letters.einsum,
     "transpose": views.transpose, "t": views.turned, "permute": views.permute,
     "reshape": views.reshape, "unsqueeze": views.unsqueeze, "squeeze": views.squeeze,
     "flatten": views.flatten,

@@ -200,7 +200,7 @@ def steps(
     owners: dict[Node, list[Group]] = {}
     made: dict[Node, Group] = {}  # by their results
     for node in reversed(nodes):
-        if node.kind in WITHOUT_KERNEL:
+        if node.kind in (*WITHOUT_KERNEL, "beside"):
             continue
         readers: dict[Group, list[Node]] = {}
         for user in users[node]:
@@ -219,6 +219,8 @@ def steps(
     for node in nodes:
         if node.kind in WITHOUT_KERNEL:
             found.append(node)
+        elif node.kind == "beside":
+            made[node.producers[0]].others.append(node)
         elif node in made:
             made[node].members.reverse()
             found.append(made[node])

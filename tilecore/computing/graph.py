@@ -28,7 +28,7 @@ INTEGER = "int64"  # of where(condition, 1, 0), as torch has it
 OF_INTEGERS = ("add", "sub", "mul", "pow", "maximum", "minimum", "neg", "abs")  # torch: integers
 Kind = Literal[
     "input", "pointwise", "reduce", "fold", "softmax", "product", "grouped", "attention", "view",
-    "call", "joined", "unpacked", "added",
+    "call", "joined", "unpacked", "added", "beside",
 ]  # fmt: skip
 Shape = tuple[Any, ...]  # of integers, and of extents that vary (``extents.Extent``)
 

@@ -44,6 +44,8 @@ def function_of(node: torch.fx.Node) -> Function:
     of_first = OF_FIRST.get(overload)
     if of_first is not None and _used(node) <= {0}:
         return of_first
+    if overload is _ATEN._scaled_dot_product_flash_attention_for_cpu.default:
+        return _attention_and_sums
     own = OWN.get(_name(overload))
     if own is not None and overload is not _ATEN.view.dtype:  # of the same bits
         return own
@@ -202,6 +204,19 @@ def _attention(
         q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )
     return (found,)
+
+
+def _attention_and_sums(
+    q: Any, k: Any, v: Any, dropout_p: float = 0.0, is_causal: bool = False, *,
+    attn_mask: Any = None, scale: float | None = None,
+) -> Any:  # fmt: skip
+    """Return attention, and what its gradient needs beside; with a mask it is torch's."""
+    overload = _ATEN._scaled_dot_product_flash_attention_for_cpu.default
+    is_plain = attn_mask is None and not dropout_p and q.shape[:2] == k.shape[:2]
+    if is_plain and isinstance(q, Traced):
+        return called("attention_and_sums", (q, k, v, is_causal, scale), {})
+    options = {"attn_mask": attn_mask, "scale": scale}
+    return _by_name(overload)(q, k, v, dropout_p, is_causal, **options)
 
 
 def _attention_gradients(*args: Any, **kwargs: Any) -> Any:

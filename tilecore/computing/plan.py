@@ -246,7 +246,7 @@ class Plan:
         assert self.unread is not None
         for step, unread in zip(self.steps, self.unread, strict=True):
             if isinstance(step, Launch):
-                given = [arrays.at(known, place) for place in step.reads]
+                given = [arrays.read(known, place) for place in step.reads]
                 before(step.stage, given)
                 made = step.stage.kernel.run(*given, *step.numbers)
                 if step.roots:
