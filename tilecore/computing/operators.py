@@ -221,8 +221,10 @@ def _attention_and_sums(
 
 def _attention_gradients(*args: Any, **kwargs: Any) -> Any:
     if reading() is None:
-        return gradients(*args, **kwargs)
-    return called("attention_gradients", args, kwargs, gradients)
+        found = gradients(*args, **kwargs)
+    else:
+        found = called("attention_gradients", args, kwargs, gradients)
+    return tuple(t.transpose(1, 2) for t in found)
 
 
 def _attention_of_gpus(
