@@ -249,7 +249,43 @@ def _in_front_of_views(roots: Sequence[Node]) -> list[Node]:
             return None
         return made
 
+    changed: dict[Node, Node] = {}
+
+    def region(user: Node) -> set[Node]:
+        """Return functions of elements, of the shape of another one, that are for it alone."""
+        found: set[Node] = set()
+        stack = [user]
+        while stack:
+            for made in stack.pop().producers:
+                is_of_elements = made.kind == "pointwise" and made.shape == user.shape
+                if is_of_elements and made not in results and made not in found:
+                    found.add(made)
+                    stack.append(made)
+        while True:
+            others = {one for one in found if not found.issuperset({*users[one]} - {user})}
+            if not others:
+                return found
+            found -= others
+
+    def in_shape(user: Node, whole: Shape, shape: Shape) -> dict[Node, Node | None]:
+        """Return what a function reads in another shape; what is for it alone is computed so."""
+        found: dict[Node, Node | None] = {}
+        own = region(user)
+        for x in ordered(user.producers, own.__contains__):
+            made = found[x] = changed[x]
+            args = [found[a] if isinstance(a, Node) else a for a in x.args] if x in own else [None]
+            if made.kind == "pointwise" and None not in args:
+                attrs = made.attrs
+                found[x] = Node("pointwise", x.op, tuple(args), shape, x.dtype, attrs, x.span)
+            else:
+                found[x] = _in_shape(made, whole, shape)
+        return found
+
     def change(node: Node, before: Node) -> Node:
+        found = changed[before] = moved(node, before)
+        return found
+
+    def moved(node: Node, before: Node) -> Node:
         if node.kind != "pointwise":
             return node
         pairs = zip(node.producers, before.producers, strict=True)
@@ -261,8 +297,9 @@ def _in_front_of_views(roots: Sequence[Node]) -> list[Node]:
         is_alone = len(known) == 1
         if not is_alone and made.kind not in CORES:  # of elements either kernel reads the others
             return node
-        shape = made.shape
-        others = {a: made if known[a] is made else _in_shape(a, node.shape, shape) for a in known}
+        shape, read = made.shape, in_shape(before, node.shape, made.shape)
+        old = dict(zip(node.producers, before.producers, strict=True))
+        others = {a: made if known[a] is made else read[old[a]] for a in known}
         if None in others.values():
             return node
         args = tuple(others[a] if isinstance(a, Node) else a for a in node.args)
@@ -281,8 +318,11 @@ def _in_shape(x: Node, whole: Shape, shape: Shape) -> Node | None:
         lies_so = x.kind != "view" if x.kind != "input" else "strides" not in x.attrs
         is_back = x.kind == "view" and x.op == "reshape" and x.producers[0].shape == shape
         return reshaped(x, shape, x.span) if lies_so or is_back else None
-    is_of_columns = len(x.shape) <= 1 and whole[-1:] == shape[-1:]
-    return x if (x.size == 1 and not x.shape) or is_of_columns else None
+    are_rows = whole[-1:] == shape[-1:]
+    has_rows = x.shape == (*whole[:-1], 1) and whole[-1] != 1
+    if are_rows and has_rows and x.kind != "view" and "strides" not in x.attrs:
+        return reshaped(x, (*shape[:-1], 1), x.span)
+    return x if (x.size == 1 and not x.shape) or (len(x.shape) <= 1 and are_rows) else None
 
 
 def _is_repeated(node: Node, groups: Sequence[Group]) -> bool:
