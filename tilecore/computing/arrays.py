@@ -74,7 +74,7 @@ def _of_plain_tensors() -> tuple[frozenset[type], Callable[..., Any]]:
     import torch
 
     kinds = frozenset((torch.Tensor, torch.nn.Parameter))
-    return kinds, torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
+    return kinds, torch._C._dynamo.guards._reinterpret_tensor
 
 
 def part(tensor: Any, place: Place) -> Any:

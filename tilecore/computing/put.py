@@ -136,7 +136,7 @@ def index_put(
         OfTorch: they take the places of what is there; it lies in memory by now, which torch
             copies; integers name no leading axes; or not on a CPU (TC202).
     """
-    found = list(indices) if isinstance(indices, list | tuple) else [indices]
+    found: list[Any] = list(indices) if isinstance(indices, list | tuple) else [indices]
     is_of_integers = all(isinstance(i, Node) and i.dtype in ("int32", "int64") for i in found)
     if not accumulate or not is_of_integers or len({i.shape for i in found}) != 1:
         raise _of_torch("parts that are added up")
@@ -189,7 +189,7 @@ def _sorted(extents: Sequence[int], *indices: Any) -> tuple[Any, Any]:
     count, like = math.prod(extents), indices[0]
     if like.is_meta:
         sizes = (like.numel(), count + 1)
-        return tuple(torch.empty(n, dtype=torch.int32, device="meta") for n in sizes)  # type: ignore[return-value]
+        return tuple(torch.empty(n, dtype=torch.int32, device="meta") for n in sizes)
     flat: Any = 0
     for axis, (index, extent) in enumerate(zip(indices, extents, strict=True)):
         least, most = (int(n) for n in torch.aminmax(index))

@@ -166,12 +166,16 @@ class Names:
         view, index = view_of(place, rows, columns, row, column)
         counts = place.memory.attrs.get("counts")
         if counts is not None:
-            return _counted(*counts, view, index)
+            return _counted(counts, view, index)
         return as_number(node.dtype, f"{self.read(node, view)}[{', '.join(index)}]")
 
 
-def _counted(first: int, step: int, view: Place, index: Sequence[str]) -> str:
-    """Return the text of an element of a tensor that counts, by its index: it is not read."""
+def _counted(counts: tuple[int, int], view: Place, index: Sequence[str]) -> str:
+    """Return the text of an element of a tensor that counts, by its index: it is not read.
+
+    ``counts``: its first number, and the step.
+    """
+    first, step = counts
     steps = [
         f"({at}) * {n}" if n != 1 else f"({at})" for at, n in zip(index, view.strides, strict=True)
     ]

@@ -77,22 +77,22 @@ def program_of(
     queries, keys = (B, H, SQ, D), (B, HK, SK, D)
     G, scale = H // HK, 1 / math.sqrt(D)
     rows = (queries, keys, keys, queries, queries, queries, keys, keys)
-    laid = [
-        T.Tensor(shape, dtype) if steps is None else T.StridedTensor(shape, steps, dtype)
-        for shape, steps in zip(rows, strides, strict=True)
-    ]
+
+    def laid(at: int) -> Any:
+        shape, steps = rows[at], strides[at]
+        return T.Tensor(shape, dtype) if steps is None else T.StridedTensor(shape, steps, dtype)
 
     @T.prim_func
     def attention_backward(
-        Q: laid[0],  # type: ignore[valid-type]
-        K: laid[1],  # type: ignore[valid-type]
-        V: laid[2],  # type: ignore[valid-type]
-        O: laid[3],  # type: ignore[valid-type]  # noqa: E741
+        Q: laid(0),  # type: ignore[valid-type]
+        K: laid(1),  # type: ignore[valid-type]
+        V: laid(2),  # type: ignore[valid-type]
+        O: laid(3),  # type: ignore[valid-type]  # noqa: E741
         LSE: T.Tensor((B, H, SQ), "float32"),  # type: ignore[valid-type]
-        dO: laid[4],  # type: ignore[valid-type]
-        dQ: laid[5],  # type: ignore[valid-type]
-        dK: laid[6],  # type: ignore[valid-type]
-        dV: laid[7],  # type: ignore[valid-type]
+        dO: laid(4),  # type: ignore[valid-type]
+        dQ: laid(5),  # type: ignore[valid-type]
+        dK: laid(6),  # type: ignore[valid-type]
+        dV: laid(7),  # type: ignore[valid-type]
     ) -> None:
         delta = T.alloc_global((B, H, SQ), "float32")
         _row_products(O, dO, delta, block_M)

@@ -67,11 +67,7 @@ class OutputMaker:
 
     def _made(self, shapes: Sequence[tuple[int, ...]], inputs: Sequence[Any]) -> list[Any]:
         torch = sys.modules.get("torch")
-        like = None
-        for one in inputs if torch is not None else ():
-            if isinstance(one, torch.Tensor):
-                like = one
-                break
+        like = None if torch is None else _first(inputs, torch.Tensor)
         if torch is None or (like is None and any(isinstance(i, np.ndarray) for i in inputs)):
             kinds = [np.uint8 if d.is_packed else d.numpy for d in self._dtypes]
             return [np.empty(s, k) for s, k in zip(shapes, kinds, strict=True)]
@@ -93,3 +89,11 @@ def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
         found.append(step)
         step *= max(extent, 1)
     return tuple(reversed(found))
+
+
+def _first(values: Sequence[Any], kind: type) -> Any:
+    """Return the first value of a kind, or None."""
+    for value in values:
+        if isinstance(value, kind):
+            return value
+    return None
