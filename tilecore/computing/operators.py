@@ -41,7 +41,7 @@ def function_of(node: torch.fx.Node) -> Function:
     if overload is with_effects:
         return _with_effects
     if overload in STATES:
-        return functools.partial(_state, overload)
+        return _state(overload)
     if overload is run_with_rng_state:
         return _from_state(node.args[1], known)
     if isinstance(overload, HigherOrderOperator) or overload in OF_DEVICE:
@@ -107,11 +107,16 @@ def _drawing(overload: OpOverload, like: torch.Tensor) -> Function:
     return function
 
 
-def _state(make: Callable[[], torch.Tensor]) -> Any:
-    """Return a state from which numbers are drawn, made anew by each call of a plan."""
-    if reading() is None:
-        return make()
-    return drawn(make.__name__, make, (), {}, (len(torch.get_rng_state()),), torch.uint8)
+def _state(make: Callable[[], torch.Tensor]) -> Function:
+    """Return what makes a state from which numbers are drawn, anew in each call of a plan."""
+
+    def function() -> Any:
+        if reading() is None:
+            return make()
+        return drawn(make.__name__, make, (), {}, (len(torch.get_rng_state()),), torch.uint8)
+
+    function.__name__ = function.__qualname__ = make.__name__
+    return function
 
 
 def _from_state(overload: OpOverload, like: Any) -> Function:
