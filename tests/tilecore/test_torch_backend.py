@@ -499,7 +499,8 @@ def test_checkpoints_draw_the_same_numbers_twice(computations, dropped):
         torch.testing.assert_close(ours.grad.double(), exact.grad, rtol=1e-4, atol=1e-5)
     forward, _ = computations
     names = {s.node.op for s in steps(forward, Called)}
-    assert names == ({"new_state", "bernoulli"} if dropped else {"get_rng_state"})
+    own = {"new_state", "bernoulli"} if dropped else set()
+    assert names == own | {"get_rng_state"}  # that of attention
 
 
 def test_a_step_of_adamw_is_kernels_alone(computations):
