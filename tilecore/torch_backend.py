@@ -25,7 +25,14 @@ from tilecore.computing.computation import Computation
 from tilecore.computing.operators import OPERATORS, function_of
 from tilecore.computing.trees import Varying
 from tilecore.errors import ArgumentError, ShapeMismatch, TypeMismatch, UnsupportedSyntax
-from tilecore.torch_graphs import Results, computes, empty_arguments, leave_out_empty
+from tilecore.torch_graphs import (
+    STATES,
+    Results,
+    computes,
+    empty_arguments,
+    leave_out_empty,
+    with_states,
+)
 
 _ATEN = torch.ops.aten
 OPTIONS = ("target", "dynamic")
@@ -87,9 +94,11 @@ def _compiled(
     """Return what computes a graph of operators, in the calling convention of AOTAutograd."""
     _ = inputs
     leave_out_empty(graph.graph)
+    with_states(graph.graph)
     results = Results.of(graph.graph)
     for node in graph.graph.nodes:
-        if node.op == "call_function" and isinstance(node.target, OPERATORS):
+        is_of_torch = isinstance(node.target, OPERATORS) or node.target in STATES
+        if node.op == "call_function" and is_of_torch:
             node.target = function_of(node)
     graph.recompile()
     _LazyGraphModule.force_recompile(graph)  # else its parameters have no names yet

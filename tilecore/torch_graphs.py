@@ -7,18 +7,26 @@ computations return row by row, have the strides that torch has told the rest of
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_any, tree_map_only
+from torch.utils._pytree import tree_any, tree_leaves, tree_map_only
 
 _ATEN = torch.ops.aten
 with_effects = torch.ops.higher_order.with_effects
+# Operators that torch takes to draw numbers, and where among their arguments how many are dropped.
+DROPPING = {
+    _ATEN._scaled_dot_product_flash_attention_for_cpu.default: 3,
+    _ATEN._scaled_dot_product_flash_attention.default: 3,
+    _ATEN._scaled_dot_product_efficient_attention.default: 5,
+    _ATEN._scaled_dot_product_cudnn_attention.default: 5,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +143,57 @@ def leave_out_empty(graph: torch.fx.Graph) -> None:
         known = node.meta.get("val")
         if node.op != "output" and has_no_elements(known):
             _stand_in(graph, node, Nothing.like(known))
+
+
+def with_states(graph: torch.fx.Graph) -> None:
+    """Have operators that draw numbers twice (checkpoints) do so from states that are made before.
+
+    Those that draw none, since nothing is dropped, have no state.
+    """
+    for node in list(graph.nodes):
+        if node.target is run_and_save_rng_state:
+            overload, *args = node.args
+            parts = {user.args[1]: user for user in node.users}
+            with graph.inserting_before(node):
+                state = graph.call_function(new_state)
+                target, given = _drawing(state, overload, args, node.kwargs)
+                made = graph.call_function(target, given, node.kwargs)
+            if target is overload:  # torch's own stays as it is, and is kept for nobody
+                state.target = torch.get_rng_state
+            for part, new in ((0, state), (1, made)):
+                if part in parts:
+                    new.meta = dict(parts[part].meta)
+                    parts[part].replace_all_uses_with(new)
+                    graph.erase_node(parts[part])
+            graph.erase_node(node)
+        elif node.target is run_with_rng_state:
+            state, overload, *args = node.args
+            given = torch.fx.map_arg((args, node.kwargs), lambda n: n.meta["val"])
+            fakes = (t for t in tree_leaves(given) if isinstance(t, FakeTensor))
+            with next(fakes).fake_mode:
+                node.meta["val"] = overload(*given[0], **given[1])
+            node.target, node.args = _drawing(state, overload, args, node.kwargs)
+
+
+def _drawing(
+    state: torch.fx.Node, overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Any, tuple[Any, ...]]:
+    """Return what calls an operator, from a state if it draws numbers, and its arguments."""
+    place = DROPPING.get(overload)
+    dropped = args[place] if place is not None and len(args) > place else 0.0
+    if place is not None and not kwargs.get("dropout_p", dropped):
+        return overload, tuple(args)
+    return run_with_rng_state, (state, overload, *args)
+
+
+def new_state() -> torch.Tensor:
+    """Return a state from which numbers are drawn: one that follows from torch's own."""
+    generator = torch.Generator()
+    generator.manual_seed(int(torch.randint(2**62, ())))
+    return generator.get_state()
+
+
+STATES = (new_state, torch.get_rng_state)
 
 
 def empty_arguments(graph: torch.fx.Graph) -> list[int]:

@@ -1,5 +1,6 @@
 """``torch.compile(backend="tilecore")``: results and gradients are those of torch itself."""
 
+import copy
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
@@ -7,10 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from tilecore import torch_backend
 from tilecore.computing import attention_gradients
-from tilecore.computing.plan import Called, Launch
+from tilecore.computing.plan import Called, Copy, Launch
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 
@@ -118,10 +120,8 @@ class Pictures(nn.Module):
 def test_a_layer_is_trained(computations):
     check(Block(), torch.randn(2, 9, 32, requires_grad=True))
     forward, backward = computations
-    assert {s.node.op for s in steps(forward, Called)} == {
-        "_scaled_dot_product_flash_attention_for_cpu"
-    }
-    assert len(steps(forward, Launch)) <= 8
+    assert not steps(forward, Called)
+    assert len(steps(forward, Launch)) <= 9
     assert len(steps(backward, Launch)) <= 20
 
 
@@ -474,3 +474,79 @@ def test_keys_of_groups_of_heads(computations, mask):
 
 def test_bits_as_another_type():
     compare(lambda x: (x.T.contiguous().view(torch.int32) & 3).float() * 2, torch.randn(4, 6))
+
+
+@pytest.mark.parametrize("dropped", [0.0, 0.4])
+def test_checkpoints_draw_the_same_numbers_twice(computations, dropped):
+    """Attention draws none without a dropout, though torch keeps a state of its generator."""
+    x, weight = (torch.randn(2, 2, 16, 32, requires_grad=True) for _ in range(2))
+
+    def part(x, weight):
+        mixed = F.scaled_dot_product_attention(x * weight, x, x, is_causal=True)
+        return F.dropout(mixed, dropped)
+
+    def function(x, weight):
+        return checkpoint(part, x, weight, use_reentrant=False)
+
+    found = torch.compile(function, backend="tilecore")(x, weight)
+    found.sum().backward()
+    wide = [t.detach().double().requires_grad_() for t in (x, weight)]
+    mask = (found.detach() != 0).double() / (1 - dropped)
+    mixed = F.scaled_dot_product_attention(wide[0] * wide[1], wide[0], wide[0], is_causal=True)
+    (mixed * mask).sum().backward()
+    torch.testing.assert_close(found.double(), mixed * mask, rtol=1e-5, atol=1e-5)
+    for ours, exact in zip((x, weight), wide, strict=True):
+        torch.testing.assert_close(ours.grad.double(), exact.grad, rtol=1e-4, atol=1e-5)
+    forward, _ = computations
+    names = {s.node.op for s in steps(forward, Called)}
+    own = {"new_state", "bernoulli"} if dropped else set()
+    assert names == own | {"get_rng_state"}  # that of attention
+
+
+def test_a_step_of_adamw_is_kernels_alone(computations):
+    model = nn.Linear(64, 64)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    model(torch.randn(3, 64)).square().sum().backward()
+    wanted = copy.deepcopy(model)
+    exact = torch.optim.AdamW(wanted.parameters(), 1e-3)
+    for ours, other in zip(model.parameters(), wanted.parameters(), strict=True):
+        other.grad = ours.grad.clone()
+    torch.compile(optimizer.step, backend="tilecore")()
+    exact.step()
+    for ours, other in zip(model.parameters(), wanted.parameters(), strict=True):
+        torch.testing.assert_close(ours, other, rtol=1e-5, atol=1e-6)
+    assert not [s.node.op for c in computations for s in steps(c, Called)]
+
+
+def test_what_an_epilogue_reads_in_another_shape_is_computed_there(computations):
+    """The derivative of an activation, whose axes are those of the model, of a product's rows."""
+
+    class Layers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+
+        def forward(self, x):
+            return self.down(F.gelu(self.up(x), approximate="tanh"))
+
+    check(Layers(), torch.randn(2, 9, 32, requires_grad=True))
+    _, backward = computations
+    launches = [s.stage.group for s in steps(backward, Launch)]
+    ends = [g for g in launches if g.core is not None and "tanh" in {n.op for n in g.members}]
+    assert len(ends) == 1
+    assert sum("tanh" in {n.op for n in g.members} for g in launches) == 1
+
+
+def test_heads_of_attention_are_read_where_they_lie(computations):
+    """Neither the heads nor their gradients are laid out anew, but for the one tensor of them."""
+
+    def function(x):
+        parts = (p.view(2, 70, 2, 64).transpose(1, 2) for p in x.chunk(3, -1))
+        y = F.scaled_dot_product_attention(*parts, is_causal=True)
+        return y.transpose(1, 2).reshape(2, 70, 128)
+
+    check(function, torch.randn(2, 70, 384, requires_grad=True), tolerance=1e-4)
+    forward, backward = computations
+    assert [type(s) for s in forward.plans[0].steps] == [Launch]
+    assert not steps(backward, Copy)
+    assert {s.node.op for s in steps(backward, Called)} == {"attention_gradients", "cat"}

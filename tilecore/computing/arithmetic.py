@@ -115,6 +115,11 @@ def glu(span: SourceSpan, input: Node, dim: int = -1) -> Node:
     return pointwise("mul", first, pointwise("sigmoid", second, span=span), span=span)
 
 
+def fma(span: SourceSpan, a: Node, b: Any, c: Any) -> Node:
+    """Return a * b + c, of which at least one is a tensor of floats."""
+    return pointwise("add", pointwise("mul", a, _real(b), span=span), _real(c), span=span)
+
+
 def log10(span: SourceSpan, input: Node) -> Node:
     """Return the logarithm to the base of 10."""
     return pointwise("mul", pointwise("log", input, span=span), math.log10(math.e), span=span)
@@ -158,6 +163,7 @@ FUNCTIONS: Mapping[str, Callable[..., Node]] = MappingProxyType({
     "clamp_min": clamp_min, "clamp_max": clamp_max, "hardtanh": hardtanh, "threshold": threshold,
     "_threshold": threshold,
     "celu": celu, "selu": selu, "softsign": softsign, "tanhshrink": tanhshrink,
-    "hardshrink": hardshrink, "softshrink": softshrink, "glu": glu, "log10": log10,
+    "hardshrink": hardshrink, "softshrink": softshrink, "glu": glu, "fma": fma,
+    "log10": log10,
     "isnan": isnan, "isinf": isinf, "isfinite": isfinite, "nan_to_num": nan_to_num,
 })  # fmt: skip

@@ -20,6 +20,7 @@ from typing import Any
 
 from tilecore.compile_ahead import HELPER
 from tilecore.computing import (
+    added,
     arrays,
     columns,
     decode,
@@ -53,6 +54,7 @@ from tilecore.computing.plan import (
     Stage,
     Step,
     function_of,
+    reads_of,
     recommended,
     written_in_place,
 )
@@ -431,6 +433,7 @@ class Computation:
         for step in order:
             if isinstance(step, Group):
                 readers = [] if step.root in results else users[step.root]
+                readers = [reader for reader in readers if reader.kind != "beside"]
                 axes = wanted_order(step.root, readers)
                 stage, program = self._stage(step, stages, places, axes, ahead)
                 ahead.take(stage)
@@ -459,6 +462,7 @@ class Computation:
                 at[i] = Place(node, 0, place.shape, row_major(place.shape))
         for name, number in outcome.writes.items():
             made = written_in_place(made, results[number], inputs[name])
+        made = _without_unread(made, at)
         read = {n for n in order if isinstance(n, Node)} | set(over.values())
         named = {k: n for k, n in inputs.items() if n in read}
         return Plan(named, made, at, outcome, self._alignment)
@@ -578,6 +582,8 @@ def written(
         return decode.decoding(group, name, places, order), order
     if core == "attention":
         return products.attention(group, name, places, order), order
+    if core == "added":
+        return added.added(group, name, places), None
     if core == "fold":
         return columns.columns(group, name, places), None
     if core == "unpacked":
@@ -593,6 +599,13 @@ def written(
             found = long_rows.long_rows(group, name, places)
         return found, None
     return rows.elements(group, name, places), None
+
+
+def _without_unread(steps: Sequence[Step], results: Sequence[Place]) -> list[Step]:
+    """Return steps without tensors that the function holds, and whose elements no step reads."""
+    read = {place.memory for step in steps for place in reads_of(step)}
+    read |= {place.memory for place in results}
+    return [step for step in steps if not isinstance(step, Node) or step in read]
 
 
 def _copies(places: Places) -> list[Copy]:

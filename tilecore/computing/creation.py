@@ -237,9 +237,8 @@ def settled(roots: Sequence[Node]) -> list[Node]:
         if node not in of_new:
             with torch.inference_mode(False), torch.no_grad():
                 tensor = elements(node).clone()
-            of_new[node] = Node(
-                "input", "held", (), node.shape, node.dtype, {"held": tensor}, node.span
-            )
+            attrs = {"held": tensor, "counts": _counted(node)}
+            of_new[node] = Node("input", "held", (), node.shape, node.dtype, attrs, node.span)
         return of_new[node]
 
     def replaced(node: Node, done: dict[Node, Node]) -> Node:
@@ -252,13 +251,22 @@ def settled(roots: Sequence[Node]) -> list[Node]:
     return [done[root] for root in found]
 
 
+def _counted(node: Node) -> tuple[int, int] | None:
+    """Return the first number and the step of a tensor that counts; None: it does not, or far."""
+    if node.op != "arange" or node.dtype not in ("int32", "int64", "float32"):
+        return None
+    start, end, step = node.attrs["call"].args
+    is_exact = all(isinstance(n, int) and abs(n) <= graph.MOST_EXACT for n in (start, end, step))
+    return (start, step) if is_exact else None
+
+
 def _with_numbers(node: Node) -> Node:
     """Return a function of elements with numbers in place of tensors of one number."""
     if node.kind != "pointwise" or node.dtype not in (*FLOATS, "bool"):
         return node
     if node.op not in ("add", "sub", "mul", "div", "maximum", "minimum", "where"):
         return node
-    numbers = [_number(a) if isinstance(a, Node) else None for a in node.args]
+    numbers = [number_of(a) if isinstance(a, Node) else None for a in node.args]
     pairs = zip(node.args, numbers, strict=True)
     rest = [a for a, number in pairs if number is None and isinstance(a, Node)]
     if len(rest) == len(node.producers) or not rest:
@@ -269,7 +277,7 @@ def _with_numbers(node: Node) -> Node:
     return graph.with_args(node, tuple(a if n is None else n for a, n in pairs))
 
 
-def _number(x: Node) -> float | None:
+def number_of(x: Node) -> float | None:
     """Return the number that all elements of a tensor are; None: they are several, or truth."""
     while x.kind == "view" or (x.kind == "call" and x.op == "expand"):
         (x,) = x.producers
@@ -279,7 +287,7 @@ def _number(x: Node) -> float | None:
     if varies(number):
         return None
     found = float(torch.full((), number, dtype=getattr(torch, x.dtype)))
-    is_exact = x.dtype in FLOATS or abs(found) <= 2**24
+    is_exact = x.dtype in FLOATS or abs(found) <= graph.MOST_EXACT
     return found if is_exact else None
 
 

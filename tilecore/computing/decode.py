@@ -28,7 +28,7 @@ GPU_SPACE = {"splits": (1, 2, 4, 8, 16, 32, 64), "block_N": (32, 64, 128, 256)}
 def is_decoding(group: Group, is_on_gpu: bool) -> bool:
     """Return whether a group is attention of few queries over many keys, and nothing else."""
     core = group.core
-    if core is None or core.kind != "attention" or group.root is not core or len(core.args) > 3:
+    if core is None or core.kind != "attention" or group.roots != (core,) or len(core.args) > 3:
         return False
     is_long = core.producers[1].shape[-2] >= FEWEST_KEYS
     most = MOST_ON_GPU if is_on_gpu else MOST_ROWS

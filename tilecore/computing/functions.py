@@ -16,10 +16,20 @@ from tilecore.computing import (
     losses,
     norms,
     picked,
+    put,
     views,
 )
 from tilecore.computing.extents import Extent
-from tilecore.computing.graph import CUT, FLOATS, INTEGER, Node, OfTorch, need_floats, pointwise
+from tilecore.computing.graph import (
+    CUT,
+    FLOATS,
+    INTEGER,
+    MOST_EXACT,
+    Node,
+    OfTorch,
+    need_floats,
+    pointwise,
+)
 from tilecore.computing.reductions import reduced
 from tilecore.computing.views import axes_of, axes_reduced
 from tilecore.errors import ShapeMismatch, SourceSpan, TypeMismatch, UnsupportedSyntax
@@ -37,7 +47,6 @@ BINARY = ("add", "sub", "mul", "div", "pow", "maximum", "minimum")
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 LOGIC = ("and", "or", "xor", "not")
 DEVICES = ("cpu", "cuda")
-MOST_EXACT = 2**24  # integers up to it are numbers of float32, in which kernels compute
 ALIASES: Mapping[str, str] = MappingProxyType({
     "absolute": "abs", "negative": "neg", "subtract": "sub", "multiply": "mul",
     "divide": "div", "true_divide": "div", "truediv": "div", "power": "pow", "less": "lt",
@@ -356,6 +365,15 @@ def _attention(
     )
 
 
+def _attention_and_sums(
+    span: SourceSpan, query: Node, key: Node, value: Node, is_causal: bool, scale: float | None
+) -> tuple[Node, Node]:
+    """Return attention, and the logarithm of the sum of exponentials of each query's scores."""
+    found = _attention(span, query, key, value, is_causal=is_causal, scale=scale)
+    sums = Node("beside", "logsumexp", (found,), query.shape[:-1], "float32", span=span)
+    return found, sums
+
+
 def attention(
     q: Node, k: Node, v: Node, scale: float, span: SourceSpan, *, is_causal: bool = False,
     mask: Node | None = None, is_grouped: bool = False,
@@ -447,7 +465,7 @@ CONVERSIONS = ("to", "type", "type_as", "astype", "float", "half", "bfloat16", *
 OF_ALL = (
     "transpose", "t", "permute", "reshape", "unsqueeze", "squeeze", "flatten", "chunk", "split",
     "contiguous", "clone", "detach", "cat", "stack", "grouped_mm", "cross_entropy",
-    "nll_loss", "gather",
+    "nll_loss", "gather", "scatter", "scatter_add", "index_put", "index_add",
     *views.ALWAYS, *views.MAYBE,
 )  # fmt: skip
 OF_TRUTH = (
@@ -475,9 +493,11 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType({
     "round": _round, "frac": _frac, "sign": _sign,
     "softmax": _softmax, "log_softmax": _log_softmax,
     "matmul": _matmul, "linear": _linear, "addmm": _addmm,
-    "baddbmm": _addmm, "gather": picked.gather,
+    "baddbmm": _addmm, "gather": picked.gather, "scatter": put.scatter,
+    "scatter_add": put.scatter_add, "index_put": put.index_put, "index_add": put.index_add,
     "grouped_mm": _grouped_mm,
-    "scaled_dot_product_attention": _attention, "einsum": letters.einsum,
+    "scaled_dot_product_attention": _attention, "attention_and_sums": _attention_and_sums,
+    "einsum": letters.einsum,
     "transpose": views.transpose, "t": views.turned, "permute": views.permute,
     "reshape": views.reshape, "unsqueeze": views.unsqueeze, "squeeze": views.squeeze,
     "flatten": views.flatten,

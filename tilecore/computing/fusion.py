@@ -9,7 +9,7 @@ several results (``together``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tilecore.computing.extents import varies
@@ -34,7 +34,7 @@ from tilecore.computing.prologue import prologue_of, with_prologues
 from tilecore.computing.reductions import reduced
 from tilecore.ir.dtype import DType
 
-CORES = ("product", "grouped", "attention", "fold")
+CORES = ("product", "grouped", "attention", "fold", "added")
 WITHOUT_KERNEL = ("input", "view", "call")
 PLAIN = ("add", "sub", "mul", "neg", "abs", "cast", "maximum", "minimum")  # as fast as reading
 MOST_REPEATED = 4  # operations, one after the other
@@ -200,7 +200,7 @@ def steps(
     owners: dict[Node, list[Group]] = {}
     made: dict[Node, Group] = {}  # by their results
     for node in reversed(nodes):
-        if node.kind in WITHOUT_KERNEL:
+        if node.kind in (*WITHOUT_KERNEL, "beside"):
             continue
         readers: dict[Group, list[Node]] = {}
         for user in users[node]:
@@ -219,6 +219,8 @@ def steps(
     for node in nodes:
         if node.kind in WITHOUT_KERNEL:
             found.append(node)
+        elif node.kind == "beside":
+            made[node.producers[0]].others.append(node)
         elif node in made:
             made[node].members.reverse()
             found.append(made[node])
@@ -229,29 +231,35 @@ def _in_front_of_views(roots: Sequence[Node]) -> list[Node]:
     """Return roots where functions of a tensor in another shape are of the tensor as it is made.
 
     The kernel that makes it can compute them, if nobody else reads it. What else they read is read
-    in that shape, too.
+    in that shape, too; what is computed for them alone, is computed in it.
     """
-    users, results = consumers(ordered(roots)), set(roots)
+    return rewritten_beside(roots, _InFront(consumers(ordered(roots)), set(roots)).change)
 
-    def is_for(node: Node, user: Node) -> bool:
-        return node not in results and set(users[node]) == {user}
 
-    def made_for(view: Node, shaped: Node, user: Node) -> Node | None:
-        """Return what a function reads in another shape, if it alone does."""
-        is_turned = (view.kind, view.op) == ("view", "reshape") and view.shape == user.shape
-        if not is_turned or not is_for(shaped, user):
-            return None
-        (made,) = view.producers
-        is_first = shaped.kind == "view"  # else it is in front of the view by now
-        if made.kind in WITHOUT_KERNEL or (is_first and not is_for(shaped.producers[0], shaped)):
-            return None
-        return made
+@dataclass
+class _InFront:
+    """Changes functions of elements for ``_in_front_of_views``.
 
-    def change(node: Node, before: Node) -> Node:
+    Attributes:
+        users: who reads each node, before any was changed.
+        results: the roots.
+        changed: what became of nodes.
+    """
+
+    users: Mapping[Node, Sequence[Node]]
+    results: Collection[Node]
+    changed: dict[Node, Node] = field(default_factory=dict)
+
+    def change(self, node: Node, before: Node) -> Node:
+        """Return what a node becomes; ``before``: what it was, with its producers."""
+        found = self.changed[before] = self._moved(node, before)
+        return found
+
+    def _moved(self, node: Node, before: Node) -> Node:
         if node.kind != "pointwise":
             return node
         pairs = zip(node.producers, before.producers, strict=True)
-        found = [made_for(view, shaped, before) for view, shaped in pairs]
+        found = [self._made_for(view, shaped, before) for view, shaped in pairs]
         made = next((m for m in found if m is not None), None)
         if made is None:
             return node
@@ -259,15 +267,57 @@ def _in_front_of_views(roots: Sequence[Node]) -> list[Node]:
         is_alone = len(known) == 1
         if not is_alone and made.kind not in CORES:  # of elements either kernel reads the others
             return node
-        shape = made.shape
-        others = {a: made if known[a] is made else _in_shape(a, node.shape, shape) for a in known}
+        shape, read = made.shape, self._in_shape(before, made.shape)
+        old = dict(zip(node.producers, before.producers, strict=True))
+        others = {a: made if known[a] is made else read[old[a]] for a in known}
         if None in others.values():
             return node
         args = tuple(others[a] if isinstance(a, Node) else a for a in node.args)
         inner = Node("pointwise", node.op, args, shape, node.dtype, node.attrs, node.span)
         return reshaped(inner, node.shape, node.span)
 
-    return rewritten_beside(roots, change)
+    def _is_for(self, node: Node, user: Node) -> bool:
+        return node not in self.results and set(self.users[node]) == {user}
+
+    def _made_for(self, view: Node, shaped: Node, user: Node) -> Node | None:
+        """Return what a function reads in another shape, if it alone does."""
+        is_turned = (view.kind, view.op) == ("view", "reshape") and view.shape == user.shape
+        if not is_turned or not self._is_for(shaped, user):
+            return None
+        (made,) = view.producers
+        is_first = shaped.kind == "view"  # else it is in front of the view by now
+        is_shared = is_first and not self._is_for(shaped.producers[0], shaped)
+        return None if made.kind in WITHOUT_KERNEL or is_shared else made
+
+    def _in_shape(self, user: Node, shape: Shape) -> dict[Node, Node | None]:
+        """Return what a function reads in another shape; what is for it alone is computed so."""
+        found: dict[Node, Node | None] = {}
+        own = self._for(user)
+        for x in ordered(user.producers, own.__contains__):
+            made = self.changed[x]
+            args = [found[a] if isinstance(a, Node) else a for a in x.args] if x in own else [None]
+            if made.kind == "pointwise" and None not in args:
+                attrs = made.attrs
+                found[x] = Node("pointwise", x.op, tuple(args), shape, x.dtype, attrs, x.span)
+            else:
+                found[x] = _in_shape(made, user.shape, shape)
+        return found
+
+    def _for(self, user: Node) -> set[Node]:
+        """Return functions of elements, of the shape of another one, that are for it alone."""
+        found: set[Node] = set()
+        stack = [user]
+        while stack:
+            for made in stack.pop().producers:
+                is_of_elements = made.kind == "pointwise" and made.shape == user.shape
+                if is_of_elements and made not in self.results and made not in found:
+                    found.add(made)
+                    stack.append(made)
+        while True:
+            others = {one for one in found if not found.issuperset({*self.users[one]} - {user})}
+            if not others:
+                return found
+            found -= others
 
 
 def _in_shape(x: Node, whole: Shape, shape: Shape) -> Node | None:
@@ -279,8 +329,11 @@ def _in_shape(x: Node, whole: Shape, shape: Shape) -> Node | None:
         lies_so = x.kind != "view" if x.kind != "input" else "strides" not in x.attrs
         is_back = x.kind == "view" and x.op == "reshape" and x.producers[0].shape == shape
         return reshaped(x, shape, x.span) if lies_so or is_back else None
-    is_of_columns = len(x.shape) <= 1 and whole[-1:] == shape[-1:]
-    return x if (x.size == 1 and not x.shape) or is_of_columns else None
+    are_rows = whole[-1:] == shape[-1:]
+    has_rows = x.shape == (*whole[:-1], 1) and whole[-1] != 1
+    if are_rows and has_rows and x.kind != "view" and "strides" not in x.attrs:
+        return reshaped(x, (*shape[:-1], 1), x.span)
+    return x if (x.size == 1 and not x.shape) or (len(x.shape) <= 1 and are_rows) else None
 
 
 def _is_repeated(node: Node, groups: Sequence[Group]) -> bool:

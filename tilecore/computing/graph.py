@@ -23,11 +23,12 @@ FLOATS = ("float32", "float16", "bfloat16")
 INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
 CUT = (*INTEGERS, "float8_e4m3fn", "float8_e5m2")  # a conversion leaves out what it must
 COMPLEX = MappingProxyType({"complex64": 8, "complex128": 16})  # bytes of what torch computes with
+MOST_EXACT = 2**24  # integers up to it are numbers of float32, in which kernels compute
 INTEGER = "int64"  # of where(condition, 1, 0), as torch has it
 OF_INTEGERS = ("add", "sub", "mul", "pow", "maximum", "minimum", "neg", "abs")  # torch: integers
 Kind = Literal[
     "input", "pointwise", "reduce", "fold", "softmax", "product", "grouped", "attention", "view",
-    "call", "joined", "unpacked",
+    "call", "joined", "unpacked", "added", "beside",
 ]  # fmt: skip
 Shape = tuple[Any, ...]  # of integers, and of extents that vary (``extents.Extent``)
 

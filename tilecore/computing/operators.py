@@ -15,13 +15,20 @@ from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
+from torch._prims.rng_prims import run_with_rng_state
 from torch.utils._pytree import tree_leaves
 
 from tilecore.computing.attention_gradients import NAME, gradients
 from tilecore.computing.operands import reading
 from tilecore.computing.tensor import Traced, called, drawn
 from tilecore.errors import UnsupportedSyntax
-from tilecore.torch_graphs import Nothing, told_on, with_effects, with_nothing
+from tilecore.torch_graphs import (
+    STATES,
+    Nothing,
+    told_on,
+    with_effects,
+    with_nothing,
+)
 
 _ATEN = torch.ops.aten
 Function = Callable[..., Any]
@@ -33,6 +40,10 @@ def function_of(node: torch.fx.Node) -> Function:
     overload, known = node.target, node.meta.get("val")
     if overload is with_effects:
         return _with_effects
+    if overload in STATES:
+        return _state(overload)
+    if overload is run_with_rng_state:
+        return _from_state(node.args[1], known)
     if isinstance(overload, HigherOrderOperator) or overload in OF_DEVICE:
         device = next(t.device for t in tree_leaves(known) if isinstance(t, torch.Tensor))
         return _named(_name(overload), told_on(device, overload))
@@ -44,6 +55,8 @@ def function_of(node: torch.fx.Node) -> Function:
     of_first = OF_FIRST.get(overload)
     if of_first is not None and _used(node) <= {0}:
         return of_first
+    if overload is _ATEN._scaled_dot_product_flash_attention_for_cpu.default:
+        return _attention_and_sums
     own = OWN.get(_name(overload))
     if own is not None and overload is not _ATEN.view.dtype:  # of the same bits
         return own
@@ -92,6 +105,45 @@ def _drawing(overload: OpOverload, like: torch.Tensor) -> Function:
 
     function.__name__ = function.__qualname__ = _name(overload)
     return function
+
+
+def _state(make: Callable[[], torch.Tensor]) -> Function:
+    """Return what makes a state from which numbers are drawn, anew in each call of a plan."""
+
+    def function() -> Any:
+        if reading() is None:
+            return make()
+        return drawn(make.__name__, make, (), {}, (len(torch.get_rng_state()),), torch.uint8)
+
+    function.__name__ = function.__qualname__ = make.__name__
+    return function
+
+
+def _from_state(overload: OpOverload, like: Any) -> Function:
+    """Return an operator that draws numbers from a state; ``like``: such as it returns."""
+    name, is_dropout = _name(overload), overload is _ATEN.native_dropout.default
+
+    def function(state: Any, _: Any, *args: Any, **kwargs: Any) -> Any:
+        if reading() is None:
+            return run_with_rng_state(state, overload, *args, **kwargs)
+        if is_dropout:
+            return _dropout(*args, **{**kwargs, "state": state})
+        if not isinstance(like, torch.Tensor) or not all(isinstance(n, int) for n in like.shape):
+            raise UnsupportedSyntax(expected="numbers of a known shape", found=f"`{name}`")
+        own = functools.partial(_of_state, overload)
+        return drawn(name, own, (state, *args), kwargs, tuple(like.shape), like.dtype)
+
+    return function
+
+
+def _of_state(function: Function, state: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return what a function draws from a state; torch's own is then as it was."""
+    now = torch.get_rng_state()
+    torch.set_rng_state(state)
+    try:
+        return function(*args, **kwargs)
+    finally:
+        torch.set_rng_state(now)
 
 
 def _strided(like: torch.Tensor) -> Function:
@@ -148,6 +200,13 @@ def _converted(x: Any, *, dtype: Any = None, device: Any = None, **kwargs: Any) 
     return x.to(dtype) if dtype is not None and dtype != x.dtype else x.clone()
 
 
+def _copied(x: Any, src: Any, non_blocking: bool = False) -> Any:
+    """Return a tensor with the elements of another one, as its own type."""
+    _ = non_blocking
+    found = _converted(src, dtype=x.dtype)
+    return found if len(found.shape) == len(x.shape) else found.expand(x.shape)
+
+
 def _softmax(x: Any, dim: int, half_to_float: bool) -> Any:
     return torch.softmax(x, dim, dtype=torch.float32 if half_to_float else None)
 
@@ -184,13 +243,15 @@ def _mask(x: Any, share: float) -> Any:
     return torch.empty(x.shape, dtype=torch.bool, device=x.device).bernoulli_(share)
 
 
-def _dropout(x: Any, p: float, train: bool | None) -> Any:
-    """Return what a dropout leaves, and the mask, which it draws as torch does."""
+def _dropout(x: Any, p: float, train: bool | None, state: Any = None) -> Any:
+    """Return what a dropout leaves, and the mask, drawn as torch does, from a state if given."""
     if not isinstance(x, Traced):
         return _ATEN.native_dropout.default(x, p, train)
     if train is False or p in (0, 1):
         raise UnsupportedSyntax(expected="a dropout of some elements", found=f"p={p}")
-    mask: Any = drawn("bernoulli", _mask, (x, 1 - p), {}, tuple(x.shape), torch.bool)
+    given = (x, 1 - p) if state is None else (state, x, 1 - p)
+    draw = _mask if state is None else functools.partial(_of_state, _mask)
+    mask: Any = drawn("bernoulli", draw, given, {}, tuple(x.shape), torch.bool)
     return (x * mask * (1 / (1 - p))).to(x.dtype), mask
 
 
@@ -204,10 +265,25 @@ def _attention(
     return (found,)
 
 
+def _attention_and_sums(
+    q: Any, k: Any, v: Any, dropout_p: float = 0.0, is_causal: bool = False, *,
+    attn_mask: Any = None, scale: float | None = None,
+) -> Any:  # fmt: skip
+    """Return attention, and what its gradient needs beside; with a mask it is torch's."""
+    overload = _ATEN._scaled_dot_product_flash_attention_for_cpu.default
+    is_plain = attn_mask is None and not dropout_p and q.shape[:2] == k.shape[:2]
+    if is_plain and isinstance(q, Traced):
+        return called("attention_and_sums", (q, k, v, is_causal, scale), {})
+    options = {"attn_mask": attn_mask, "scale": scale}
+    return _by_name(overload)(q, k, v, dropout_p, is_causal, **options)
+
+
 def _attention_gradients(*args: Any, **kwargs: Any) -> Any:
     if reading() is None:
-        return gradients(*args, **kwargs)
-    return called("attention_gradients", args, kwargs, gradients)
+        found = gradients(*args, **kwargs)
+    else:
+        found = called("attention_gradients", args, kwargs, gradients)
+    return tuple(t.transpose(1, 2) for t in found)
 
 
 def _attention_of_gpus(
@@ -279,7 +355,7 @@ def _norm(
 
 OWN: Mapping[str, Function] = {
     "_to_copy": _converted, "convert_element_type": lambda x, dtype: _converted(x, dtype=dtype),
-    "_softmax": _softmax, "_log_softmax": _log_softmax, "slice": _part,
+    "copy": _copied, "_softmax": _softmax, "_log_softmax": _log_softmax, "slice": _part,
     "view": _reshaped, "_unsafe_view": _reshaped,
     "alias": _as_it_is, "detach": _as_it_is, "native_dropout": _dropout,
     "_native_batch_norm_legit_functional": _trained_norm, NAME: _attention_gradients,

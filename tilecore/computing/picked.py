@@ -26,12 +26,12 @@ def gather(
 
     if input.shape and isinstance(index, Node) and not sparse_grad:
         (axis,) = axes_of(input, dim)
-        if _are_few(input, axis, index):
+        if are_few(input, axis, index):
             return _Picking(axis, index, span).of(input)
     return calls.called("gather", torch.gather, (input, dim, index), {}, span)
 
 
-def _are_few(x: Node, axis: int, index: Node) -> bool:
+def are_few(x: Node, axis: int, index: Node) -> bool:
     """Return whether few elements of all rows are picked."""
     if len(index.shape) != len(x.shape):
         return False

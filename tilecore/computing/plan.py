@@ -246,7 +246,7 @@ class Plan:
         assert self.unread is not None
         for step, unread in zip(self.steps, self.unread, strict=True):
             if isinstance(step, Launch):
-                given = [arrays.at(known, place) for place in step.reads]
+                given = [arrays.read(known, place) for place in step.reads]
                 before(step.stage, given)
                 made = step.stage.kernel.run(*given, *step.numbers)
                 if step.roots:
@@ -274,7 +274,9 @@ class Plan:
     def _unread(self) -> Sequence[Sequence[Node | Call]]:
         last: dict[Node | Call, int] = {}
         for number, step in enumerate(self.steps):
-            last |= dict.fromkeys((*_made(step), *(place.memory for place in _reads(step))), number)
+            last |= dict.fromkeys(
+                (*_made(step), *(place.memory for place in reads_of(step))), number
+            )
         found: list[list[Node | Call]] = [[] for _ in self.steps]
         for made in last.keys() - {place.memory for place in self.results}:
             found[last[made]].append(made)
@@ -398,7 +400,7 @@ def written_in_place(steps: Sequence[Step], root: Node, memory: Node) -> list[St
     at = next((i for i, s in enumerate(steps) if isinstance(s, Called) and s.node is root), None)
     if at is None or not root.attrs["call"].has_in_place:
         return list(steps)
-    step, reads = steps[at], [r for s in steps[at + 1 :] for r in _reads(s)]
+    step, reads = steps[at], [r for s in steps[at + 1 :] for r in reads_of(s)]
     assert isinstance(step, Called)
     place = step.reads[0]
     is_it = place.memory is memory and place.shape == root.shape and root.dtype == memory.dtype
@@ -415,7 +417,8 @@ def _made(step: Step) -> Sequence[Node | Call]:
     return (step if isinstance(step, Node) else step.node,)
 
 
-def _reads(step: Step) -> Sequence[Place]:
+def reads_of(step: Step) -> Sequence[Place]:
+    """Return where the tensors lie that a step reads."""
     if isinstance(step, Node):
         return ()
     return (step.source,) if isinstance(step, Copy) else step.reads

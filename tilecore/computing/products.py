@@ -269,8 +269,16 @@ def attention(group: Group, name: str, places: Places, order: Sequence[int] | No
     lines += _epilogue(group, names, {core: "c"}, row, "j", f"block_M, {width}")
     tile = [("bx * block_M", "block_M"), ("0", str(width))]
     output, target = _target(own, (queries, width), tile, order)
+    names.written(group.root, output)
     lines.append(f"    T.copy(c, out[{target}])")
-    return program(group, name, names, output, ATTENTION_KNOBS, indented(lines, 2))
+    for sums in group.others:
+        stored = names.written(sums, (heads, queries))
+        lines += [
+            "    for i in T.Parallel(block_M):",
+            f"        part[i] = top[i] * {number(1 / LOG2_E)} + T.log(total[i])",
+            f"    T.copy(part, {stored}[bz, bx * block_M])",
+        ]
+    return program(group, name, names, None, ATTENTION_KNOBS, indented(lines, 2))
 
 
 def softmax_steps(rows: str, keys: str, factor: str) -> list[str]:

@@ -165,7 +165,24 @@ class Names:
     ) -> str:
         """Return the text of an element as a float32, or truth; arguments are of ``view_of``."""
         view, index = view_of(place, rows, columns, row, column)
+        counts = place.memory.attrs.get("counts")
+        if counts is not None:
+            return _counted(counts, view, index)
         return as_number(node.dtype, f"{self.read(node, view)}[{', '.join(index)}]")
+
+
+def _counted(counts: tuple[int, int], view: Place, index: Sequence[str]) -> str:
+    """Return the text of an element of a tensor that counts, by its index: it is not read.
+
+    ``counts``: its first number, and the step.
+    """
+    first, step = counts
+    steps = [
+        f"({at}) * {n}" if n != 1 else f"({at})" for at, n in zip(index, view.strides, strict=True)
+    ]
+    at = " + ".join([*steps, *[str(view.offset)] * (view.offset != 0)])
+    value = at if (first, step) == (0, 1) else f"{first} + ({at}) * {step}"
+    return f"T.cast({value}, {WIDE!r})"
 
 
 def view_of(

@@ -64,23 +64,35 @@ def _narrowed(tile: Any, dtype: str) -> Any:
 
 
 def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
+    return program_of(problem, knobs, (None,) * 8)
+
+
+def program_of(
+    problem: Problem, knobs: Mapping[str, Any], strides: Sequence[tuple[int, ...] | None]
+) -> PrimFunc:
+    """Return the program; ``strides``: of Q, K, V, O, dO, dQ, dK and dV, None: row-major."""
     B, H, HK, SQ, SK, D = attention.sizes(problem)
     dtype, causal = str(problem["dtype"]), bool(problem["causal"])
     block_M, block_N = knobs["block_M"], knobs["block_N"]
     queries, keys = (B, H, SQ, D), (B, HK, SK, D)
     G, scale = H // HK, 1 / math.sqrt(D)
+    rows = (queries, keys, keys, queries, queries, queries, keys, keys)
+
+    def laid(at: int) -> Any:
+        shape, steps = rows[at], strides[at]
+        return T.Tensor(shape, dtype) if steps is None else T.StridedTensor(shape, steps, dtype)
 
     @T.prim_func
     def attention_backward(
-        Q: T.Tensor(queries, dtype),  # type: ignore[valid-type]
-        K: T.Tensor(keys, dtype),  # type: ignore[valid-type]
-        V: T.Tensor(keys, dtype),  # type: ignore[valid-type]
-        O: T.Tensor(queries, dtype),  # type: ignore[valid-type]  # noqa: E741
+        Q: laid(0),  # type: ignore[valid-type]
+        K: laid(1),  # type: ignore[valid-type]
+        V: laid(2),  # type: ignore[valid-type]
+        O: laid(3),  # type: ignore[valid-type]  # noqa: E741
         LSE: T.Tensor((B, H, SQ), "float32"),  # type: ignore[valid-type]
-        dO: T.Tensor(queries, dtype),  # type: ignore[valid-type]
-        dQ: T.Tensor(queries, dtype),  # type: ignore[valid-type]
-        dK: T.Tensor(keys, dtype),  # type: ignore[valid-type]
-        dV: T.Tensor(keys, dtype),  # type: ignore[valid-type]
+        dO: laid(4),  # type: ignore[valid-type]
+        dQ: laid(5),  # type: ignore[valid-type]
+        dK: laid(6),  # type: ignore[valid-type]
+        dV: laid(7),  # type: ignore[valid-type]
     ) -> None:
         delta = T.alloc_global((B, H, SQ), "float32")
         _row_products(O, dO, delta, block_M)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -66,14 +67,33 @@ class OutputMaker:
 
     def _made(self, shapes: Sequence[tuple[int, ...]], inputs: Sequence[Any]) -> list[Any]:
         torch = sys.modules.get("torch")
-        like = torch and next((i for i in inputs if isinstance(i, torch.Tensor)), None)
+        like = None if torch is None else _first(inputs, torch.Tensor)
         if torch is None or (like is None and any(isinstance(i, np.ndarray) for i in inputs)):
             kinds = [np.uint8 if d.is_packed else d.numpy for d in self._dtypes]
             return [np.empty(s, k) for s, k in zip(shapes, kinds, strict=True)]
         if not self._torch_dtypes:
             self._torch_dtypes = [d.as_torch() for d in self._dtypes]
-        place = self._device if self._device == "cpu" or like is None else like.device
-        return [
-            torch.empty(s, dtype=d, device=place)
-            for s, d in zip(shapes, self._torch_dtypes, strict=True)
-        ]
+        pairs = zip(shapes, self._torch_dtypes, strict=True)
+        if self._device == "cpu":  # by what torch.compile's own backend calls: in half the time
+            make = torch._C._dynamo.guards._empty_strided_cpu
+            return [make(shape, _row_major(shape), dtype) for shape, dtype in pairs]
+        place = self._device if like is None else like.device
+        return [torch.empty(shape, dtype=dtype, device=place) for shape, dtype in pairs]
+
+
+@functools.lru_cache(1024)
+def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides of a tensor whose elements lie one after the other."""
+    found, step = [], 1
+    for extent in reversed(shape):
+        found.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(found))
+
+
+def _first(values: Sequence[Any], kind: type) -> Any:
+    """Return the first value of a kind, or None."""
+    for value in values:
+        if isinstance(value, kind):
+            return value
+    return None
