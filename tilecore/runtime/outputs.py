@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,11 +75,25 @@ class OutputMaker:
         if not self._torch_dtypes:
             self._torch_dtypes = [d.as_torch() for d in self._dtypes]
         pairs = zip(shapes, self._torch_dtypes, strict=True)
-        if self._device == "cpu":  # by what torch.compile's own backend calls: in half the time
-            make = torch._C._dynamo.guards._empty_strided_cpu
+        if self._device == "cpu":
+            make = _maker()
             return [make(shape, _row_major(shape), dtype) for shape, dtype in pairs]
         place = self._device if like is None else like.device
         return [torch.empty(shape, dtype=dtype, device=place) for shape, dtype in pairs]
+
+
+@functools.cache
+def _maker() -> Callable[..., Any]:
+    """Return what makes a tensor of a shape, strides and an element type on the CPU.
+
+    What torch.compile's own backend calls takes half the time; it is not torch's public interface.
+    """
+    import torch
+
+    with contextlib.suppress(AttributeError):
+        fast: Callable[..., Any] = torch._C._dynamo.guards._empty_strided_cpu
+        return fast
+    return lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)
 
 
 @functools.lru_cache(1024)
