@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import tilecore
 from tests.tilecore.x86_paths import TILES, here
-from tilecore.computing.products import MOST_TURNED
+from tilecore.computing.products import MOST_BY_SMALL, MOST_TURNED
 
 K, N = 200, 136
 Form = Callable[..., Any]
@@ -61,7 +61,7 @@ def check(computation: Any, form: Form, args: list[torch.Tensor], *, is_turned: 
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("rows", [(2,), (16,), (3, 7), (70,)])
+@pytest.mark.parametrize("rows", [(2,), (16,), (3, 7), (60,)])
 @pytest.mark.few(6)
 def test_the_transpose_is_computed(form: Form, rows: tuple[int, ...]) -> None:
     flat = form is not of_columns or len(rows) == 1
@@ -70,12 +70,22 @@ def test_the_transpose_is_computed(form: Form, rows: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(
     ("target", "rows", "n"),
-    [(TILES, 1, N), (TILES, MOST_TURNED + 1, N), (TILES, N, 64), ("avx2", 9, N)],
+    [(TILES, 1, N), (TILES, MOST_BY_SMALL + 1, N), (TILES, 40, 32), ("avx2", 9, N)],
 )
 def test_it_is_not_where_that_is_slower(target: str, rows: int, n: int) -> None:
     x, w, b = arguments(linear, rows)
     args = [x, w[:n], b]
     check(tilecore.compute(linear, target=here(target)), linear, args, is_turned=False)
+
+
+def test_more_rows_do_by_large_weights() -> None:
+    torch.manual_seed(0)
+    x, w = torch.randn(MOST_TURNED + 1, 2064).bfloat16(), torch.randn(3100, 2064).bfloat16()
+    computation = tilecore.compute(F.linear, target=here(TILES))
+    exact, found = F.linear(x[:70].double(), w.double()), computation(x[:70], w)
+    assert (found.double() - exact).abs().max() / exact.abs().max() < 1e-2
+    texts = [computation.programs(x[:n], w)[0] for n in (MOST_TURNED, MOST_TURNED + 1)]
+    assert ["turned" in text for text in texts] == [True, False]
 
 
 @pytest.mark.few(2)

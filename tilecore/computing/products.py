@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from tilecore.computing.extents import present
 from tilecore.computing.fusion import Group
-from tilecore.computing.graph import Node, Shape
+from tilecore.computing.graph import Node, Shape, bytes_of
 from tilecore.computing.places import Place, Places
 from tilecore.computing.prologue import prologue_of
 from tilecore.computing.right_operand import TILES_OF_RIGHT, RightOperand
@@ -26,9 +26,11 @@ from tilecore.inference.dots import TILE_ROWS
 from tilecore.ir.dtype import DType
 from tilecore.tile_config import KnobValue
 
-FEW_TURNED, MOST_TURNED = 1, 1024  # rows between which the transposes of products are computed
-TILE_DEPTH = 32  # of tiles of AMX
-MOST_THAT_WAIT, MOST_OF_BLOCK = 64, 512  # rows of these
+# Products of so many rows compute their transposes on AMX, those of many rows by weights that take
+# so many bytes (a Xeon, bfloat16, 2026-11-30: benchmarks/results/linear_amx_2026-11-30.md).
+FEW_TURNED, MOST_TURNED, MOST_BY_SMALL = 1, 1024, 64
+LARGE_BYTES = 12 << 20
+MOST_OF_BLOCK, TILE_DEPTH = 512, 32
 LOG2_E = 1.44269504088896341
 ROWS_OF_BLOCK = 64  # of matrices that lie apart: with fewer they are copied into one
 TILES = {"block_M": "by * block_M", "block_N": "bx * block_N", "block_K": "ko * block_K"}
@@ -133,24 +135,24 @@ def _space_of_turned(
     """Return the configs for the transpose of a product of so many rows.
 
     A block has all of them, if it can. Few wait for weights, which come from memory in pieces of at
-    least a KiB then; more read each row of weights again and again, so that it is copied next to
+    least a KiB then. More read each row of weights again and again, so that it is copied next to
     others, if it is not computed.
 
-    Source: configs of 8 to 1024 rows by weights of 4096 x 2048 to 11008 x 4096, 16, 8 and 4 bits,
-    bfloat16, a Xeon with AMX, one thread.
+    Source: configs of 8 to 1024 rows by weights of 4096 x 2048 to 11008 x 4096, of 16, 8 and 4
+    bits, the same Xeon, one thread.
     """
     unit = TILE_ROWS if rows <= TILE_ROWS else 2 * TILE_ROWS
     block_m, whole = -(-rows // unit) * unit, -(-depth // TILE_DEPTH) * TILE_DEPTH
     columns: tuple[int, ...] = (256, 512)
     depths: tuple[int, ...] = (512,)
-    if rows <= MOST_THAT_WAIT:
+    if rows <= MOST_BY_SMALL:
         columns, depths = (64, 128), (1024 if right.element_bytes >= 1 else 2048,)
     elif rows <= MOST_OF_BLOCK // 2:
         columns, depths = (64, 128, 256), (1024, 2048)
     return {
         "block_M": (min(block_m, MOST_OF_BLOCK),), "block_N": columns,
         "block_K": tuple(sorted({min(n, whole) for n in depths})),
-        "pack_a": ("none",) if rows <= MOST_THAT_WAIT else ("rows",), "pack_b": ("grid", "block"),
+        "pack_a": ("none",) if rows <= MOST_BY_SMALL else ("rows",), "pack_b": ("grid", "block"),
     }  # fmt: skip
 
 
@@ -172,7 +174,8 @@ class _Read:
         place, is_turned = names.places.operand(right)
         self.is_turned = is_turned ^ core.attrs["trans_b"]
         rows, columns = present(math.prod(core.shape[:-1])), present(core.shape[-1])
-        is_small = not batch and FEW_TURNED < rows <= min(MOST_TURNED, columns)
+        most = MOST_TURNED if bytes_of(right) >= LARGE_BYTES else MOST_BY_SMALL
+        is_small = not batch and FEW_TURNED < rows <= min(most, columns)
         self.is_first = is_small and self.is_turned and self.dtype in names.places.tiled
         place, lead = tile_of(place, batch)
         tile = TILES_OF_RIGHT[self.is_turned]
