@@ -28,7 +28,7 @@ from tilecore.tile_config import KnobValue
 
 # Products of so many rows compute their transposes on AMX, those of many rows by weights that take
 # so many bytes (a Xeon, bfloat16, 2026-11-30: benchmarks/results/linear_amx_2026-11-30.md).
-FEW_TURNED, MOST_TURNED, MOST_BY_SMALL = 1, 1024, 64
+FEW_TURNED, MOST_TURNED, MOST_BY_SMALL = 1, 512, 64
 LARGE_BYTES = 12 << 20
 MOST_OF_BLOCK, TILE_DEPTH = 512, 32
 LOG2_E = 1.44269504088896341
