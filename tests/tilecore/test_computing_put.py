@@ -124,6 +124,9 @@ def test_rows_that_there_are_not_are_refused():
     function = tilecore.compute(lambda i, x: torch.zeros(9, 32).index_put((i,), x, True))
     with pytest.raises(ArgumentError, match="index 9 is out of bounds"):
         function(places, rows)
+    function = tilecore.compute(lambda i, x: torch.zeros(9, 32).index_add(0, i, x))
+    with pytest.raises(ArgumentError, match="index -1 is out of bounds"):  # as of torch
+        function(torch.tensor([0, 1, -1]), rows)
 
 
 @pytest.mark.parametrize("padding", [None, 3])

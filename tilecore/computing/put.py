@@ -140,7 +140,7 @@ def index_put(
     is_of_integers = all(isinstance(i, Node) and i.dtype in ("int32", "int64") for i in found)
     if not accumulate or not is_of_integers or len({i.shape for i in found}) != 1:
         raise _of_torch("parts that are added up")
-    return _added(input, found, values, span)
+    return _added(input, found, values, span, wraps=True)
 
 
 def index_add(
@@ -155,10 +155,11 @@ def index_add(
     if not is_plain or index.dtype not in ("int32", "int64") or dim not in (0, -len(input.shape)):
         raise _of_torch("rows that are added up")
     scaled = source if alpha == 1 else pointwise("mul", source, float(alpha), span=span)
-    return _added(input, [index], scaled, span)
+    return _added(input, [index], scaled, span, wraps=False)
 
 
-def _added(x: Node, indices: Sequence[Node], values: Any, span: SourceSpan) -> Node:
+def _added(x: Node, indices: Sequence[Node], values: Any, span: SourceSpan, *, wraps: bool) -> Node:
+    """Return a tensor to whose rows others were added; ``wraps``: -1 is the last row."""
     extents, rest = x.shape[: len(indices)], x.shape[len(indices) :]
     width, lead = math.prod(rest), indices[0].shape
     is_known = isinstance(values, Node) and x.dtype in FLOATS and values.dtype == x.dtype
@@ -167,7 +168,7 @@ def _added(x: Node, indices: Sequence[Node], values: Any, span: SourceSpan) -> N
     now = operands.device()
     if width < LEAST_WIDTH or not is_made(x) or now is None or now.type != "cpu":
         raise _of_torch("wide rows of what is computed, on a CPU")
-    order, starts = calls.called("sorted_rows", _sorted, (extents, *indices), {}, span)
+    order, starts = calls.called("sorted_rows", _sorted, (extents, wraps, *indices), {}, span)
     rows = reshaped(values, (math.prod(lead), width), span)
     shape = (math.prod(extents), width)
     found = Node("added", "index_add", (rows, order, starts), shape, x.dtype, span=span)
@@ -182,7 +183,7 @@ def _is_nothing(x: Node) -> bool:
     return creation.number_of(x) == 0
 
 
-def _sorted(extents: Sequence[int], *indices: Any) -> tuple[Any, Any]:
+def _sorted(extents: Sequence[int], wraps: bool, *indices: Any) -> tuple[Any, Any]:
     """Return the numbers of rows by the row that they go to, and where those of each begin."""
     import torch
 
@@ -193,8 +194,9 @@ def _sorted(extents: Sequence[int], *indices: Any) -> tuple[Any, Any]:
     flat: Any = 0
     for axis, (index, extent) in enumerate(zip(indices, extents, strict=True)):
         least, most = (int(n) for n in torch.aminmax(index))
-        if least < -extent or most >= extent:
-            wrong = least if least < -extent else most
+        lowest = -extent if wraps else 0
+        if least < lowest or most >= extent:
+            wrong = least if least < lowest else most
             said = f"index {wrong} is out of bounds for dimension {axis} with size {extent}"
             raise IndexError(said)
         flat = flat * extent + (index.where(index >= 0, index + extent) if least < 0 else index)
