@@ -33,12 +33,13 @@ POWERS: Mapping[float, str] = MappingProxyType({
 WIDE = "float32"
 LARGEST = (2 - 2**-24) * 2.0**127  # numbers above it are infinities in float32
 RESERVED = (
-    "a", "b", "b2", "bx", "by", "bz", "c", "c2", "column", "d", "first", "i", "j", "k", "ko",
-    "largest", "n", "part", "parts", "products", "q", "r", "row", "s", "scores", "segment",
-    "shares", "shrink", "splits", "step", "steps", "streams", "sums", "threads", "tilelang", "top",
-    "tops", "total", "totals", "turned", "turned2", "v", "value", "weights", "whole", "x", "T",
-    "block_M", "block_N", "block_K", "num_stages",
-    *(f"{x}{n}" for x in ("f", "n", "p", "r", "v", "b", "b2") for n in range(100)),
+    "a", "at", "b", "b2", "begin", "bx", "by", "bz", "c", "c2", "column", "d", "e", "end", "first",
+    "full", "group_of", "i", "j", "k", "ko", "largest", "last", "n", "named", "part", "parts",
+    "products", "q", "r", "row", "rows_of", "s", "scores", "segment", "shares", "shrink", "splits",
+    "step", "steps", "streams", "sums", "t", "threads", "tilelang", "top", "tops", "total",
+    "totals", "turned", "turned2", "v", "value", "weights", "whole", "x", "T", "block_M", "block_N",
+    "block_K", "num_stages",
+    *(f"{x}{n}" for x in ("a", "b", "b2", "c", "f", "n", "p", "r", "v") for n in range(100)),
 )  # fmt: skip
 
 
