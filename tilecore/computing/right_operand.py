@@ -38,6 +38,7 @@ from tilecore.inference.few_rows import FEW
 from tilecore.ir.dtype import DType
 
 TILES_OF_RIGHT = {False: ("block_K", "block_N"), True: ("block_N", "block_K")}  # if it is turned
+ONE = 1  # row that vectors multiply by whole bytes as fast as tiles of AMX do, or faster
 LEAST_BLOCK = 16  # what all blocks of products are multiples of
 MAY_WRAP = ("+", "-", "*", "<<")
 
@@ -64,11 +65,12 @@ class RightOperand:
         places = {leaf: _place(leaf, names) for leaf in reads}
         is_turned = _is_turned(reads, places)
         self.is_turned = is_turned ^ core.attrs["trans_b"]
-        rows = present(math.prod(core.shape[:-1]))
-        is_of_vectors = self.is_turned and rows <= FEW and not names.places.is_on_gpu
+        self.element_bytes = max(map(bytes_of, reads)) / present(math.prod(root.shape))
+        rows, is_tiled = present(math.prod(core.shape[:-1])), root.dtype in names.places.tiled
+        most = ONE if is_tiled and self.element_bytes >= 1 else FEW
+        is_of_vectors = self.is_turned and rows <= most and not names.places.is_on_gpu
         self.dtype = WIDE if is_of_vectors else root.dtype  # which rounds nothing
         self.is_first = self.is_turned and self.dtype in names.places.tiled
-        self.element_bytes = max(map(bytes_of, reads)) / present(math.prod(root.shape))
         tile = TILES_OF_RIGHT[self.is_turned]
         loops = dict(zip("cr" if is_turned else "rc", zip(tile, "ij", strict=True), strict=True))
         starts = {v: f"{tiles[t]} + {i}" for v, (t, i) in loops.items()}
