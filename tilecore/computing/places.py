@@ -10,12 +10,13 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tilecore.computing.extents import at, taken
+from tilecore.computing.extents import at, taken, varies
 from tilecore.computing.graph import Node, Shape
 from tilecore.ir.dtype import DType
 
 SHORTEST_RUN_BYTES = 64  # a cache line: shorter runs are copied
 MOST_APART = 2  # elements between neighbours that kernels of elements read in place
+MOST_BETWEEN = 8  # neighbours that are read as an axis of their own
 GPU_ALIGNMENT_BYTES = 16  # of the addresses that a kernel takes
 
 
@@ -60,6 +61,23 @@ class Place:
                 break
             found *= extent
         return found
+
+    @property
+    def neighbours(self) -> tuple[Place, int] | None:
+        """It with the elements between its own as a last axis, and which of them it is.
+
+        None: there are none between, or many, or they are not all there.
+        """
+        step = self.strides[-1] if self.strides else 1
+        numbers = (*self.shape, *self.strides, self.offset, self.memory.size)
+        if any(map(varies, numbers)) or not 1 < step <= MOST_BETWEEN:
+            return None
+        which = self.offset % step
+        whole = Place(self.memory, self.offset - which, (*self.shape, step), (*self.strides, 1))
+        pairs = zip(whole.shape, whole.strides, strict=True)
+        end = whole.offset + sum((extent - 1) * stride for extent, stride in pairs)
+        is_there = "strides" not in self.memory.attrs and end < self.memory.size
+        return (whole, which) if is_there else None
 
     def padded(self, rank: int) -> Place:
         """Return it with axes of one element in front, if it has fewer axes than ``rank``."""
@@ -183,7 +201,9 @@ class Places:
         place = self.of(node)
         step = place.strides[-1] if place.shape and place.shape[-1] != 1 else 1
         is_near = step <= max(MOST_APART, parts) and (parts > 1 or step > 1)
-        if not is_near or not self._is_aligned(place):
+        around = place.neighbours
+        is_aligned = self._is_aligned(place) or (around is not None and self._is_aligned(around[0]))
+        if not is_near or not is_aligned:
             return self.read(node)
         self.need(place)
         return place
