@@ -33,7 +33,7 @@ def check(seed: int, tmp_path) -> None:
     np.testing.assert_array_equal(c, program.c)
 
 
-@pytest.mark.parametrize("seed", [5, 8, 12, 13, 16, 18, 22, 24, 29])
+@pytest.mark.parametrize("seed", [5, 8, 12, 13, 16, 18, 22, 24, 29, 191])
 def test_threads_give_what_they_do_in_step(seed, tmp_path):
     """Threads went through loops that they run differently often one after the other."""
     check(seed, tmp_path)

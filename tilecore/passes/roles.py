@@ -72,8 +72,14 @@ def _splits_groups(owner: Serializer, threads: range, body: Stmt) -> bool:
 
 
 def _thread_first(owner: Serializer, stmt: nodes.If) -> nodes.If:
-    """Return ``if thread and other`` as ``if thread: if other``."""
-    cond, threads = stmt.cond, list(owner.active)
+    """Return ``if thread and other`` as ``if thread: if other``.
+
+    Not if what else there is is done by all of its threads together: it would be in two parts.
+    """
+    cond, threads, otherwise = stmt.cond, list(owner.active), stmt.else_body
+    waits = any(isinstance(s, nodes.Wait) for s in walk(stmt))
+    if otherwise is not None and not waits and owner.splits(otherwise):
+        return stmt
     if not isinstance(cond, Binary) or cond.op != "and" or _taken(owner, cond, threads) is not None:
         return stmt
     for own, other in ((cond.a, cond.b), (cond.b, cond.a)):

@@ -158,7 +158,10 @@ void meet_warpgroup(const std::string& what, void* argument,
     wait_until(what, [&c, generation] { return c.generation != generation; });
   }
 }
-void sync_warp(unsigned mask) { meet_warp("__syncwarp", mask, nullptr, [](Collective&) {}); }
+// A mask of a program's 32 lanes is one of a half of an AMD GPU's wavefront.
+void sync_warp(unsigned mask) {
+  meet_warp("__syncwarp", (uint64_t)mask << (lane() & 32), nullptr, [](Collective&) {});
+}
 void converge_warp() { meet_warp("the meeting of a warp", 0xffffffffu, nullptr, [](Collective&) {}); }
 // Which lane is chosen is the device's affair, but always the same one: here it is not the first.
 int elect() {
