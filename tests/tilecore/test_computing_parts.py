@@ -107,3 +107,9 @@ def test_neighbours_on_gpus_are_read_where_they_lie(width, target):
     pairs_of = tilecore.compute(lambda x: x[:, ::2][:, :count] * 2 - x[:, 1::2], target=target)
     assert steps(pairs_of, x) == ["Launch"]
     assert steps(tilecore.compute(lambda x: x[:, ::2].exp(), target=target), x) == ["Launch"]
+    third = torch.randn(6, 96).half()  # the one in front of the first of these has no good address
+    assert steps(tilecore.compute(lambda x: x[:, 8::2].exp(), target=target), third) == ["Launch"]
+    strided = tilecore.compute(
+        lambda x: torch.stack([x[:, 8:89:3], x[:, 8:89:3] * 2, x[:, 8:89:3] * 3], -1), target=target
+    )
+    assert "Launch" in steps(strided, third)

@@ -202,8 +202,8 @@ class Places:
         step = place.strides[-1] if place.shape and place.shape[-1] != 1 else 1
         is_near = step <= max(MOST_APART, parts) and (parts > 1 or step > 1)
         around = place.neighbours
-        is_aligned = self._is_aligned(place) or (around is not None and self._is_aligned(around[0]))
-        if not is_near or not is_aligned:
+        found = (place, *(around or ())[:1])
+        if not is_near or not any(map(self.is_aligned, found)):
             return self.read(node)
         self.need(place)
         return place
@@ -228,9 +228,10 @@ class Places:
     def _lies_well(self, place: Place) -> bool:
         itemsize = DType(place.memory.dtype).itemsize
         is_short = place.run < math.prod(place.shape) and place.run * itemsize < SHORTEST_RUN_BYTES
-        return not is_short and self._is_aligned(place)
+        return not is_short and self.is_aligned(place)
 
-    def _is_aligned(self, place: Place) -> bool:
+    def is_aligned(self, place: Place) -> bool:
+        """Return whether a kernel may take the address of a place's first element."""
         offset_bytes = place.offset * DType(place.memory.dtype).itemsize
         return not self.is_on_gpu or offset_bytes % GPU_ALIGNMENT_BYTES == 0
 

@@ -170,7 +170,7 @@ class Names:
         if counts is not None:
             return _counted(counts, view, index)
         around = view.neighbours if self.places.is_on_gpu else None
-        if around is not None:  # whose address is that of none but the first
+        if around is not None and self.places.is_aligned(around[0]):
             view, index = around[0], [*index, str(around[1])]
         return as_number(node.dtype, f"{self.read(node, view)}[{', '.join(index)}]")
 

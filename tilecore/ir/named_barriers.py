@@ -160,7 +160,7 @@ class _Branches(Rewriter):
         return stmt
 
     def visit_if(self, stmt: nodes.If) -> Stmt:
-        outside, was_apart, parts = self._here, self._is_apart, _conjuncts(stmt.cond)
+        outside, was_apart, parts = self._here, self._is_apart, conjuncts(stmt.cond)
         choosing = [part for part in parts if self._differs(part)]
         taken = [self._value(part) for part in choosing]
         self._is_apart |= bool(choosing)
@@ -253,9 +253,10 @@ def _jumps(stmt: Stmt) -> bool:
     return has_jump(stmt) or _returns(stmt)
 
 
-def _conjuncts(cond: Expr) -> list[Expr]:
+def conjuncts(cond: Expr) -> list[Expr]:
+    """Return the conditions that all hold where one does."""
     if isinstance(cond, Binary) and cond.op == "and":
-        return [*_conjuncts(cond.a), *_conjuncts(cond.b)]
+        return [*conjuncts(cond.a), *conjuncts(cond.b)]
     return [cond]
 
 

@@ -34,6 +34,7 @@ from tilecore.ir.expr import (
     int_value,
     unary,
 )
+from tilecore.ir.named_barriers import conjuncts
 from tilecore.ir.nodes import Buffer, KernelLaunch, PrimFunc, Seq, Stmt
 from tilecore.ir.substitute import Substitution
 from tilecore.ir.trips import trip_count
@@ -195,7 +196,7 @@ class _Parts:
             taken = self.variable("taken", INT32, stmt)
             look = nodes.Store(taken, (ZERO,), cast(cond, "int32"), stmt.span)
             done = [nodes.Store(taken, (ZERO,), ZERO, stmt.span), *_where(conds, [look])]
-            known = [c for c in (*conds, *_conjuncts(cond)) if not has_loads(c)]
+            known = [c for c in (*conds, *conjuncts(cond)) if not has_loads(c)]
             cond = as_bool(Load(taken, (ZERO,), INT32))
             then = (*known, cond)  # those who do not come by are told once more
         one = self.of([stmt.then_body], then)
@@ -296,13 +297,6 @@ class _Parts:
 
 def _is_repeatable(value: Expr) -> bool:
     return not has_loads(value) and len(list(distinct(value))) <= INLINE_NODES
-
-
-def _conjuncts(cond: Expr) -> list[Expr]:
-    """Return the conditions that all hold where one does."""
-    if isinstance(cond, Binary) and cond.op == "and":
-        return [*_conjuncts(cond.a), *_conjuncts(cond.b)]
-    return [cond]
 
 
 def _where(conds: Sequence[Expr], stmts: Sequence[Stmt]) -> list[Stmt]:
