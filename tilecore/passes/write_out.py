@@ -1,7 +1,9 @@
-"""write_out: short loops that take parts of a fragment in turn are written out.
+"""write_out: short loops that take parts of a fragment, or of a group, in turn are written out.
 
 Which register holds ``sums[part * 16 + i, j]`` must be known when the kernel is compiled: a loop
-over ``part`` of few turns is as many statements, in each of which it is a number.
+over ``part`` of few turns is as many statements, in each of which it is a number. So is a loop in
+which a point goes through its elements of a tensor, as over ``k`` of ``boxes[i, k]`` or
+``x[i, 2 * j + k]``: what is known to take all elements of a group moves at once.
 """
 
 from __future__ import annotations
@@ -10,13 +12,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tilecore.ir import nodes
+from tilecore.ir.bounds import step_of
 from tilecore.ir.expr import Expr, Load, Var, const, int_value
-from tilecore.ir.nodes import For, Parallel, PrimFunc, Seq, Stmt
+from tilecore.ir.nodes import Buffer, For, Parallel, PrimFunc, Seq, Stmt
 from tilecore.ir.substitute import Substitution
 from tilecore.ir.trips import trip_count
 from tilecore.ir.visitor import Rewriter, expressions, has_jump, regions, walk, walk_expr
 
 MOST_TURNS, MOST_STATEMENTS = 8, 128
+CHUNK_BYTES = 16  # the widest access of one thread
 
 
 def run(func: PrimFunc) -> PrimFunc:
@@ -26,6 +30,15 @@ def run(func: PrimFunc) -> PrimFunc:
 
 
 class _Written(Rewriter):
+    def __init__(self) -> None:
+        self.names: tuple[Var, ...] = ()  # of the nest around
+
+    def visit_parallel(self, nest: Parallel) -> Stmt:
+        before, self.names = self.names, (*self.names, *nest.loop_vars)
+        made = self.rebuild(nest)
+        self.names = before
+        return made
+
     def visit_for(self, loop: For) -> Stmt:
         kept = self.rebuild(loop)
         assert isinstance(kept, For)
@@ -36,7 +49,8 @@ class _Written(Rewriter):
             return kept
         if turns * sum(1 for _ in walk(kept.body)) > MOST_STATEMENTS:
             return kept
-        if not any(kept.loop_var in parts for parts in _mixed(kept.body)):
+        takes_parts = any(kept.loop_var in parts for parts in _mixed(kept.body))
+        if not takes_parts and not _takes_groups(kept, turns, self.names):
             return kept
         turns_of = range(start, start + step * turns, step)
         return Seq(tuple(_turn(kept, value) for value in turns_of), kept.span)
@@ -64,13 +78,32 @@ def _mixed(body: Stmt) -> Iterator[set[Expr]]:
                     yield parts
 
 
+def _takes_groups(loop: For, turns: int, names: tuple[Var, ...]) -> bool:
+    """Return whether a point of a nest takes the elements of a group of a tensor in turn."""
+    for buffer, indices in (a for s in walk(loop.body) for a in _accesses(s)):
+        if buffer.scope != "global" or not indices or step_of(indices[-1], loop.loop_var) != 1:
+            continue
+        groups = {step_of(indices[-1], name) or 0 for name in names}
+        if set(names) & {part for index in indices[:-1] for part in walk_expr(index)}:
+            groups.add(int_value(buffer.shape[-1]) or 0)
+        most = CHUNK_BYTES // buffer.dtype.itemsize
+        if any(turns <= size <= most for size in groups):
+            return True
+    return False
+
+
 def _indices(stmt: Stmt) -> Iterator[Expr]:
     """Yield the indices of fragments in a statement."""
-    if isinstance(stmt, nodes.Store) and stmt.buffer.scope == "fragment":
-        yield from stmt.indices
+    return (i for b, indices in _accesses(stmt) if b.scope == "fragment" for i in indices)
+
+
+def _accesses(stmt: Stmt) -> Iterator[tuple[Buffer, tuple[Expr, ...]]]:
+    """Yield the elements that a statement stores and loads."""
+    if isinstance(stmt, nodes.Store):
+        yield stmt.buffer, stmt.indices
     for node in (n for e in expressions(stmt) for n in walk_expr(e)):
-        if isinstance(node, Load) and node.buffer.scope == "fragment":
-            yield from node.indices
+        if isinstance(node, Load):
+            yield node.buffer, node.indices
 
 
 def _turn(loop: For, value: int) -> Stmt:

@@ -106,9 +106,12 @@ def _of_nest(
             ways = _of_matrices(layout)
             yield BankUse(stmt, access.buffer, access.is_store, CHUNK_BYTES, ways)
             continue
-        is_wide = number in nest.wide
-        lanes = min(nest.lanes, CHUNK_BYTES // layout.itemsize) if is_wide else 1
-        indices = [_without_outer(i, set(names)) for i in access.indices]
+        wide = next((w for w in nest.wide if number in dict(w.parts)), None)
+        if wide is not None and number != wide.parts[0][0]:
+            continue  # moves with the first of them
+        lanes = wide.per_move if wide is not None else 1
+        place = wide.place if wide is not None else access.indices
+        indices = [_without_outer(i, set(names)) for i in place]
         if any(map(has_loads, indices)):
             continue
         step = lanes if nest.lanes > 1 else 1

@@ -16,7 +16,7 @@ from tilecore.errors import UnsupportedOnTarget
 from tilecore.inference.gpu.distribution import Digit, Distribution, by_slot, coarser, spread
 from tilecore.inference.gpu.loops import Access, Points, axes_of
 from tilecore.inference.gpu.matrix_moves import matrix_move
-from tilecore.inference.gpu.neighbours import lanes_in_memory
+from tilecore.inference.gpu.neighbours import course_in_memory
 from tilecore.inference.gpu.owners import (
     MEMORY,
     Left,
@@ -28,10 +28,9 @@ from tilecore.inference.gpu.owners import (
 from tilecore.inference.gpu.places import slots_of
 from tilecore.inference.gpu.plan import GemmPlan, NestPlan
 from tilecore.inference.gpu.widths import (
-    chunk,
-    group,
     lanes_of,
     most_neighbours,
+    wide_accesses,
     widest,
     width,
 )
@@ -264,7 +263,7 @@ def _free(points: Points, fragments: Fragments) -> Distribution:
         sum(
             _elements(access, points)
             for access in points.accesses
-            if lanes_in_memory(access, points, p) > 0
+            if course_in_memory(access, points, p) is not None
         )
         for p in range(len(points.shape))
     ]
@@ -433,34 +432,12 @@ def nest_plan(points: Points, distribution: Distribution, fragments: Fragments) 
     if matrices is not None:
         return replace(best, matrices=matrices)
     for loop, digits in enumerate(distribution.axes):
-        if not digits or digits[-1].in_thread or digits[-1].stride != 1:
-            continue
-        most = digits[-1].extent
-        widths = {
-            n: math.gcd(width(a, points, loop), most)
-            for n, a in enumerate(points.accesses)
-            if lanes_in_memory(a, points, loop)
-        }
-        lanes = widest(points, widths)
+        is_own = digits and not digits[-1].in_thread and digits[-1].stride == 1
+        most = digits[-1].extent if is_own else 1
+        lanes = widest(points, loop, most)
         while lanes > 1 and points.shape[loop] % lanes:
             lanes //= 2
-        wide = frozenset(
-            n
-            for n in widths
-            if width(points.accesses[n], points, loop) >= min(lanes, chunk(points.accesses[n]))
-            and group(points.accesses[n], points, loop) >= lanes
-        ) - _reread(points)
-        if lanes > best.lanes and wide:
+        wide = wide_accesses(points, loop, lanes)
+        if wide and (lanes > best.lanes or not best.wide):
             best = NestPlan(points, distribution, lanes, loop, wide)
     return best
-
-
-def _reread(points: Points) -> frozenset[int]:
-    """Return the accesses of memory that a point writes and then reads, or writes twice."""
-    found = set()
-    for n, access in enumerate(points.accesses):
-        same = [m for m, a in enumerate(points.accesses) if a.buffer.root is access.buffer.root]
-        stores = [m for m in same if points.accesses[m].is_store]
-        if stores and (len(stores) > 1 or any(m > stores[0] for m in same)):
-            found.add(n)
-    return frozenset(found)

@@ -181,7 +181,7 @@ def _is_async(copy: Copy, nests: Mapping[Stmt, NestPlan]) -> bool:
         return False
     if plan.lanes == 1:
         return True
-    return len(plan.wide) == len(plan.points.accesses)  # else one side is not aligned
+    return plan.moves_whole_chunks  # else one side is not aligned
 
 
 def _touched(stmt: Stmt) -> set[Buffer]:

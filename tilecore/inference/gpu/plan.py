@@ -99,6 +99,29 @@ class MatrixMove:
 
 
 @dataclass(frozen=True, slots=True)
+class WideAccess:
+    """Elements side by side in memory that move together: those of all lanes of a nest.
+
+    Attributes:
+        parts: the accesses that ask for them, by position among those of the points, and which of
+            the elements of a point each one takes.
+        step: elements of a point: 2 of pairs, both halves of which are asked for.
+        axis: the axis along which the elements of the points follow each other; if it is not the
+            last one, that has ``step`` elements.
+        place: the indices of the first element, at lane 0.
+        per_move: elements of one instruction.
+        in_rows: whether either all of them lie inside of a row or none does.
+    """
+
+    parts: tuple[tuple[int, int], ...]
+    step: int
+    axis: int
+    place: tuple[Expr, ...]
+    per_move: int
+    in_rows: bool
+
+
+@dataclass(frozen=True, slots=True)
 class NestPlan:
     """How a data-parallel nest runs: its points, and how many neighbours move at once.
 
@@ -107,7 +130,7 @@ class NestPlan:
         distribution: of the points.
         lanes: points along ``lane_axis`` whose memory accesses are one.
         lane_axis: the loop (by position) of which a thread has ``lanes`` consecutive points.
-        wide: accesses of memory (by position among those of ``points``) that move all lanes.
+        wide: what moves for all lanes at once.
         matrices: how the nest loads or stores by matrices, if it does; then there is one lane.
     """
 
@@ -115,8 +138,14 @@ class NestPlan:
     distribution: Distribution
     lanes: int = 1
     lane_axis: int = 0
-    wide: frozenset[int] = frozenset()
+    wide: tuple[WideAccess, ...] = ()
     matrices: MatrixMove | None = None
+
+    @property
+    def moves_whole_chunks(self) -> bool:
+        """Whether each access is of the lanes side by side, and one instruction moves them."""
+        whole = [w for w in self.wide if (w.step, w.per_move) == (1, self.lanes)]
+        return sum(len(w.parts) for w in whole) == len(self.points.accesses)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,8 +51,8 @@ def _plan(points: Points, extent: int) -> NestPlan:
     both = stored & loaded
     if stored and any(b.address is not None for b in stored | loaded):
         both = stored | loaded  # they may be one memory
-    wide = (n for n in made.wide if points.accesses[n].buffer.root not in both)
-    return replace(made, wide=frozenset(wide))
+    wide = (w for w in made.wide if points.accesses[w.parts[0][0]].buffer.root not in both)
+    return replace(made, wide=tuple(wide))
 
 
 def _extent(loop: For) -> int:

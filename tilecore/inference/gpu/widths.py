@@ -1,15 +1,35 @@
-"""How many neighbouring elements one access may move, from its alignment in memory."""
+"""How many neighbouring elements one access may move, from its alignment in memory.
+
+Accesses that interleave move together: of ``x[i, 2 * j]`` and ``x[i, 2 * j + 1]`` each one takes
+every other element, both take them all.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from tilecore.inference.gpu.loops import Access, Points, divisor
-from tilecore.inference.gpu.neighbours import MAX_LANES, lanes_alike, lanes_in_memory, start
-from tilecore.inference.gpu.plan import CHUNK_BYTES
-from tilecore.ir.length import LONGEST, length
+from tilecore.inference.gpu.neighbours import (
+    MAX_LANES,
+    Course,
+    course_in_memory,
+    lanes_alike,
+    start,
+)
+from tilecore.inference.gpu.plan import CHUNK_BYTES, WideAccess
 from tilecore.ir.nodes import Buffer
+from tilecore.ir.polynomial import is_equal
+
+MOST_BYTES = 128  # of an array in which a thread keeps what it moves at once: 32 registers
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Accesses of the same elements, or of the same groups of ``course.step`` elements."""
+
+    course: Course
+    parts: dict[int, int] = field(default_factory=dict)  # by access: which element of the group
 
 
 def most_neighbours(points: Points) -> int:
@@ -19,32 +39,120 @@ def most_neighbours(points: Points) -> int:
 
 def lanes_of(points: Points, loop: int, threads: int) -> int:
     """Return how many neighbours along ``loop`` a thread has, so that ``threads`` have some."""
-    widths = {
-        n: width(access, points, loop)
-        for n, access in enumerate(points.accesses)
-        if lanes_in_memory(access, points, loop)
-    }
-    lanes = widest(points, widths)
+    lanes = widest(points, loop)
     while lanes > 1 and (points.shape[loop] % lanes or math.prod(points.shape) // lanes < threads):
         lanes //= 2
     return lanes
 
 
+def widest(points: Points, loop: int, most: int = MAX_LANES) -> int:
+    """Return the lanes of the widest access, of tensors where there are any; at most ``most``."""
+    widths: dict[bool, list[int]] = {True: [], False: []}
+    for access in points.accesses:
+        if course_in_memory(access, points, loop) is not None:
+            widths[access.buffer.scope == "global"].append(1)
+    for group in _groups(points, loop):
+        access = points.accesses[next(iter(group.parts))]
+        widths[access.buffer.scope == "global"].append(_wanted(group, points, loop))
+    return max((math.gcd(w, most) for w in widths[True] or widths[False]), default=1)
+
+
+def _wanted(group: _Group, points: Points, loop: int) -> int:
+    """Return the lanes whose elements fill the widest access of one thread."""
+    course, first = group.course, points.accesses[next(iter(group.parts))]
+    if course.step == 1:
+        return max(width(points.accesses[n], points, loop) for n in group.parts)
+    if not _is_whole(group, points):
+        return 1
+    together = math.gcd(_alignment(first.buffer, course, points, loop), chunk(first), MAX_LANES)
+    alike = (_alike(points.accesses[n], course, points, loop) for n in group.parts)
+    return math.gcd(together // math.gcd(together, course.step), *alike)
+
+
+def wide_accesses(points: Points, loop: int, lanes: int) -> tuple[WideAccess, ...]:
+    """Return what moves at once where a thread has ``lanes`` neighbours along ``loop``."""
+    found = []
+    for group in _groups(points, loop, lanes):
+        course, buffer = group.course, points.accesses[next(iter(group.parts))].buffer
+        elements, aligned = lanes * course.step, _alignment(buffer, course, points, loop)
+        per_move = math.gcd(elements, CHUNK_BYTES // buffer.dtype.itemsize, aligned)
+        is_small = elements * buffer.dtype.itemsize <= MOST_BYTES
+        if per_move == 1 or not is_small or not _is_whole(group, points):
+            continue
+        if _is_mixed(group, points):
+            continue
+        parts, in_rows = tuple(group.parts.items()), aligned % elements == 0
+        found.append(WideAccess(parts, course.step, course.axis, course.place, per_move, in_rows))
+    return tuple(found)
+
+
+def _groups(points: Points, loop: int, lanes: int = 1) -> list[_Group]:
+    """Return the accesses of memory that may be wide, of which ``lanes`` points do the same."""
+    found: list[_Group] = []
+    for n, access in enumerate(points.accesses):
+        course = course_in_memory(access, points, loop)
+        if course is None or not access.always or access.buffer.dtype.is_packed:
+            continue
+        if _alike(access, course, points, loop) < lanes:
+            continue
+        same = (g for g in found if _is_same(g, access, course, points))
+        group = next(same, None)
+        if group is None:
+            group = _Group(course)
+            found.append(group)
+        group.parts[n] = course.which
+    return found
+
+
+def _is_same(group: _Group, access: Access, course: Course, points: Points) -> bool:
+    first, other = points.accesses[next(iter(group.parts))], group.course
+    if (first.buffer, first.is_store) != (access.buffer, access.is_store):
+        return False
+    return (course.step, course.axis) == (other.step, other.axis) and all(
+        a is b or is_equal(a, b) for a, b in zip(course.place, other.place, strict=True)
+    )
+
+
+def _is_whole(group: _Group, points: Points) -> bool:
+    """Return whether all elements of a group are asked for, and stored under one condition."""
+    if set(group.parts.values()) != set(range(group.course.step)):
+        return False
+    accesses = [points.accesses[n] for n in group.parts]
+    under = {tuple((id(c.written), c.holds) for c in a.under) for a in accesses}
+    return not accesses[0].is_store or len(under) == 1
+
+
+def _is_mixed(group: _Group, points: Points) -> bool:
+    """Return whether a point reads what it has written, or writes it elsewhere too, or twice."""
+    root = points.accesses[next(iter(group.parts))].buffer.root
+    same = [n for n, a in enumerate(points.accesses) if a.buffer.root is root]
+    stores = [n for n in same if points.accesses[n].is_store]
+    if not stores:
+        return False
+    if any(n > stores[0] for n in same if n not in stores):
+        return True
+    if points.accesses[next(iter(group.parts))].is_store:
+        return stores != list(group.parts) or len(stores) > group.course.step
+    return False
+
+
 def width(access: Access, points: Points, loop: int) -> int:
-    """Return how many elements one wide access may move, from its alignment in memory."""
+    """Return how many elements side by side one wide access may move, from its alignment."""
     buffer = access.buffer
     if not access.always or buffer.dtype.is_packed:
         return 1
-    if any(length(index, {}) > LONGEST for index in access.place):
+    course = course_in_memory(access, points, loop)
+    if course is None or course.step > 1:
         return 1
-    return math.gcd(alignment(access, points, loop), chunk(access), group(access, points, loop))
+    aligned = _alignment(buffer, course, points, loop)
+    return math.gcd(aligned, chunk(access), _alike(access, course, points, loop))
 
 
-def group(access: Access, points: Points, loop: int) -> int:
-    """Return how many neighbours lie side by side and are asked for by the same conditions."""
+def _alike(access: Access, course: Course, points: Points, loop: int) -> int:
+    """Return how many neighbours lie as ``course`` says and are asked for by one condition."""
     name, lets = points.names[loop], points.context.lets
     alike = (lanes_alike(cond.meaning, name, lets) for cond in access.under)
-    return math.gcd(lanes_in_memory(access, points, loop) or 1, *alike)
+    return math.gcd(course.lanes, *alike)
 
 
 def chunk(access: Access) -> int:
@@ -52,16 +160,17 @@ def chunk(access: Access) -> int:
     return CHUNK_BYTES // access.buffer.dtype.itemsize
 
 
-def alignment(access: Access, points: Points, loop: int) -> int:
-    """Return a power of two that divides the offset of every access at lane 0 (elements).
+def _alignment(buffer: Buffer, course: Course, points: Points, loop: int) -> int:
+    """Return a number that divides the offset of every access at lane 0, and rows (elements).
 
     The other loops and the lanes before a multiple of the result count as multiples of it.
     """
-    buffer, name, lets = access.buffer, points.names[loop], points.context.lets
-    found = divisor(buffer.shape[-1], {}) or 1  # an access lies inside a row, or outside of it
-    for axis, index in enumerate(access.place):
+    name, lets = points.names[loop], points.context.lets
+    # An access lies inside a row, or outside of it.
+    found = math.prod(divisor(extent, {}) or 1 for extent in buffer.shape[course.axis :])
+    for axis, index in enumerate(course.place):
         found = math.gcd(found, start(index, name, lets) * _stride(buffer, axis))
-    return math.gcd(found, MAX_LANES)
+    return found
 
 
 def _stride(buffer: Buffer, axis: int) -> int:
@@ -69,9 +178,3 @@ def _stride(buffer: Buffer, axis: int) -> int:
     if buffer.strides is not None:
         return divisor(buffer.strides[axis], {}) or 1
     return math.prod(divisor(extent, {}) or 1 for extent in buffer.shape[axis + 1 :])
-
-
-def widest(points: Points, widths: Mapping[int, int]) -> int:
-    """Return the lanes of the widest access, of tensors where there are any."""
-    tensors = [w for n, w in widths.items() if points.accesses[n].buffer.scope == "global"]
-    return max(tensors or widths.values(), default=1)

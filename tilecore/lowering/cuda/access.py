@@ -10,6 +10,7 @@ from typing import Any
 from tvm import tirx as tir
 
 from tilecore.errors import UnsupportedOnTarget
+from tilecore.inference.gpu.loops import Access
 from tilecore.inference.gpu.places import Slots
 from tilecore.ir.bounds import Interval, Known
 from tilecore.ir.expr import Expr, Load, Var, binary, cast, const, int_value
@@ -29,6 +30,7 @@ from tilecore.lowering.cuda.memory import (
 from tilecore.lowering.cuda.scalar import Scope, constant, convert, from_memory, lower, to_memory
 
 INT32_MAX = 2**31 - 1
+AccessKey = tuple[Buffer, tuple[int, ...], bool]
 
 
 @functools.cache
@@ -46,6 +48,11 @@ do {
   seen = atomicCAS(word, expected, (expected & ~(15u << shift)) | code << shift);
 } while (seen != expected);"""
     return Instruction("tc_store_half_byte", "void* bytes, long long element, unsigned code", body)
+
+
+def access_key(access: Access) -> AccessKey:
+    """Return the name of an access among ``Accessor.staged``: what, the ids of where, how."""
+    return access.buffer, tuple(id(i) for i in access.indices), access.is_store
 
 
 def _wide(offset: Any) -> Any:
@@ -81,7 +88,7 @@ class Accessor:
         self.thread_count = 1
         self.turn: Turn | None = None
         self.slots: dict[tuple[int, tuple[Expr, ...]], Slots] = {}
-        self.staged: dict[tuple[Buffer, tuple[int, ...], bool], tuple[Any, Any]] = {}
+        self.staged: dict[AccessKey, tuple[Any, Any]] = {}
         self.decided: dict[int, Any] = {}
         self.leader: Any | None = None
 

@@ -135,7 +135,7 @@ class Clusters:
         accessor, builder, plan = self.accessor, self.builder, self.owner.plan.nests[stmt.copy]
         rank = builder.bind(index(accessor.integer(stmt.block)))
         source, target = plan.points.accesses
-        is_wide = plan.wide == {0, 1} and source.buffer.dtype == target.buffer.dtype
+        is_wide = plan.moves_whole_chunks and source.buffer.dtype == target.buffer.dtype
         loops = PointLoops(accessor, plan.distribution, plan.points.names, plan.lanes)
         loops.find_slots(plan.points.accesses)
         leader = is_first_copy(plan.distribution, accessor.thread)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,11 +10,10 @@ from typing import Any
 from tvm import tirx as tir
 
 from tilecore.inference.gpu.distribution import Distribution
-from tilecore.inference.gpu.loops import Access, Condition
+from tilecore.inference.gpu.loops import Access
 from tilecore.inference.gpu.places import Slots, slots_of
-from tilecore.inference.gpu.plan import CHUNK_BYTES, NestPlan
-from tilecore.ir import nodes
-from tilecore.ir.expr import Expr, Var, binary, const, int_value
+from tilecore.inference.gpu.plan import NestPlan
+from tilecore.ir.expr import Expr, Var, const, int_value
 from tilecore.ir.nodes import Copy, Stmt
 from tilecore.ir.visitor import has_loads
 from tilecore.lowering.cpu.tir import add, index, mul
@@ -24,7 +22,6 @@ from tilecore.lowering.cuda.instructions import async_copy
 from tilecore.lowering.cuda.memory import (
     FragmentPlace,
     LocalPlace,
-    SharedPlace,
     TensorPlace,
     Turn,
     is_first_copy,
@@ -32,16 +29,12 @@ from tilecore.lowering.cuda.memory import (
     slot_index,
     thread_index,
 )
-from tilecore.lowering.cuda.scalar import memory_type
-from tilecore.lowering.cuda.vector import copy_bytes
+from tilecore.lowering.cuda.wide import WideMoves
 
 UNROLLED_SLOTS = 64  # points of a thread that are written out where no fragment asks for it
 # Those of less than a word whose loads may lie outside of a tensor: each holds a register, and its
 # address two more, until it is stored.
 GUARDED_SLOTS = 16
-
-
-AccessKey = tuple[nodes.Buffer, tuple[int, ...], bool]  # the name of one in ``Accessor.staged``
 
 
 class PointLoops:
@@ -161,15 +154,8 @@ class NestLowering:
             s.table is not None for s in self.loops.find_slots(self.points.accesses)
         )
         # Where slots are looked up by number, the lanes have to be written out too.
-        self.plan = replace(plan, lanes=1, wide=frozenset()) if self.has_table else plan
+        self.plan = replace(plan, lanes=1, wide=()) if self.has_table else plan
         self.loops.lanes = self.plan.lanes
-        # What is written the same way in several places moves where it is asked for in any.
-        self.wide: list[Access] = []
-        self.under: dict[AccessKey, list[tuple[Condition, ...]]] = {}
-        for access in (self.points.accesses[n] for n in sorted(self.plan.wide)):
-            places = self.under.setdefault(access_key(access), [])
-            self.wide += [] if places else [access]
-            places.append(access.under)
 
     def emit(self) -> None:
         """Emit all points of the thread."""
@@ -213,36 +199,29 @@ class NestLowering:
         """Emit the points of one slot: all lanes."""
         nest, builder = self.points.nest, self.builder
         assert nest is not None
-        lanes = self.plan.lanes
-        if lanes == 1:
+        if not self.plan.wide:
+            assert self.plan.lanes == 1
             with self.loops.at(digits):
                 self.statement(nest.body)
             return
-        arrays = [
-            builder.local(lanes, memory_type(str(a.buffer.dtype)), a.buffer.name) for a in self.wide
-        ]
+        moves = WideMoves(self.accessor, self.plan)
+        moves.declare()
         accessor, before = self.accessor, self.accessor.decided
         with self.loops.at(digits, is_checked=False):
-            conditions = (c for places in self.under.values() for under in places for c in under)
             accessor.decided = before | {
                 key: builder.bind(self._decided(meaning, digits))
-                for key, meaning in {id(c.written): c.meaning for c in conditions}.items()
+                for key, meaning in moves.conditions().items()
             }
         with self.loops.at(digits):
-            for access, array in zip(self.wide, arrays, strict=True):
-                if not access.is_store:
-                    self._move(access, array)
-        with builder.turns(lanes) as lane:
-            for access, array in zip(self.wide, arrays, strict=True):
-                accessor.staged[access_key(access)] = (array, lane)
-            with self.loops.at(digits, lane):
-                self.statement(nest.body)
-            for access in self.wide:
-                del accessor.staged[access_key(access)]
+            moves.load()
+        with (
+            builder.turns(self.plan.lanes) as lane,
+            moves.staged(lane),
+            self.loops.at(digits, lane),
+        ):
+            self.statement(nest.body)
         with self.loops.at(digits):
-            for access, array in zip(self.wide, arrays, strict=True):
-                if access.is_store:
-                    self._move(access, array)
+            moves.store()
         accessor.decided = before
 
     def _decided(self, meaning: Expr, digits: dict[int, Any]) -> Any:
@@ -252,77 +231,6 @@ class NestLowering:
         return (
             value if exists is None else tir.if_then_else(exists, value, tir.const(False, "bool"))
         )
-
-    def _where(self, access: Access) -> Any | None:
-        """Return the condition under which an access is asked for, None: it always is."""
-        decided, found = self.accessor.decided, None
-        places = self.under[access_key(access)]
-        if () in places:
-            return None
-        for under in places:
-            values = [decided[id(c.written)] for c in under]
-            held = [v if c.holds else tir.Not(v) for c, v in zip(under, values, strict=True)]
-            one = functools.reduce(tir.And, held)
-            found = one if found is None else tir.Or(found, one)
-        return found
-
-    def _move(self, access: Access, array: Any) -> None:
-        """Move the lanes of an access between memory and an array of the thread."""
-        accessor, builder = self.accessor, self.builder
-        place = accessor.places[access.buffer]
-        itemsize = access.buffer.dtype.itemsize
-        per_chunk = min(self.plan.lanes, CHUNK_BYTES // itemsize)
-        move = copy_bytes(per_chunk * itemsize)
-        memory, offset = accessor.locate(access.buffer, access.place)
-        offset = builder.bind(offset) if not isinstance(offset, int) else offset
-        is_swizzled = isinstance(place, SharedPlace) and place.layout.swizzle_bytes
-
-        def start(first: int) -> Any:
-            if not (first and is_swizzled):
-                return add(offset, first)
-            # Chunks that follow each other in a row do not in memory.
-            *outer, last = access.place
-            there = accessor.locate(access.buffer, (*outer, binary("add", last, first)))[1]
-            return builder.bind(there) if not isinstance(there, int) else there
-
-        starts = [(first, start(first)) for first in range(0, self.plan.lanes, per_chunk)]
-
-        def chunks() -> None:
-            for first, position in starts:
-                there = builder.address(memory, position)
-                here = builder.address(array, first)
-                pair = (there, here) if access.is_store else (here, there)
-                builder.evaluate(move.call(*pair))
-
-        under = self._where(access)
-        if access.is_store:
-            with contextlib.ExitStack() as stack:
-                if under is not None:
-                    stack.enter_context(builder.when(under))
-                stack.enter_context(accessor.storing(place, access.place))
-                chunks()
-            return
-        cond = accessor.guard(place, access.place) if isinstance(place, TensorPlace) else None
-        if under is not None:
-            cond = under if cond is None else tir.And(under, cond)
-        if cond is None:
-            chunks()
-            return
-        pad = accessor.pads.get(access.buffer)
-        raw = accessor.zero(str(access.buffer.dtype))
-        if pad is not None:
-            from tilecore.lowering.cuda.scalar import to_memory
-
-            raw = to_memory(accessor.scalar(pad), str(access.buffer.dtype))
-        with builder.when(cond):
-            chunks()
-        with builder.otherwise(), builder.turns(self.plan.lanes) as lane:
-            builder.store(array, raw, lane)
-
-
-def access_key(access: Access) -> AccessKey:
-    """Return the name of an access among ``Accessor.staged``."""
-    return access.buffer, tuple(id(i) for i in access.indices), access.is_store
 
 
 class AsyncCopyLowering:
