@@ -124,7 +124,8 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
         running=running_stores(launch, memory.stores, memory.updates, teams),
         unawaited=unawaited_copies(launch, nests, pipelines.values(), moved, target),
         registers=trade is True, barriers=barriers, ends=ends,
-        own_rows=own, tile_bytes=memory.tile_bytes, shared_bytes=memory.bytes,
+        own_rows=own, tile_bytes=memory.tile_bytes, scratch=memory.scratch,
+        shared_bytes=memory.bytes,
         tensor_tiles=tensor.tiles, transfers=tensor.transfers, tensor_columns=tensor.columns,
         notes=(*notes, *tensor.notes), torn=torn_branches(launch, threads, teams, sharing),
     )  # fmt: skip

@@ -18,9 +18,9 @@ from tilecore.inference.gpu.plan import (
     Pipeline,
     SharedLayout,
 )
-from tilecore.inference.gpu.scratch import BARRIER_BYTES, beyond_tiles
+from tilecore.inference.gpu.scratch import BARRIER_BYTES, barrier_bytes, told
 from tilecore.inference.gpu.shared import assign_places, lay_out
-from tilecore.inference.gpu.teams import Teams, side_by_side
+from tilecore.inference.gpu.teams import Team, Teams, side_by_side
 from tilecore.inference.gpu.updates import updates_of
 from tilecore.ir.nodes import Buffer, ClusterCopy, KernelLaunch, Stmt
 
@@ -35,6 +35,7 @@ class Memory:
     pipelines: Mapping[Stmt, Pipeline]
     places: Mapping[Buffer, SharedLayout]
     tile_bytes: int
+    scratch: Mapping[Team, int]
     bytes: int
     stores: Mapping[Stmt, Box] = field(default_factory=dict)
     loads: Mapping[Stmt, Box] = field(default_factory=dict)
@@ -96,12 +97,13 @@ class Needs:
         beside = side_by_side(self.launch.body, self.teams)
         places, end = assign_places(self.launch.body, layouts, pipelines.values(), beside)
         end = -(-end // CHUNK_BYTES) * CHUNK_BYTES
-        more = beyond_tiles(
-            self.launch, self.nests, pipelines.values(), self.teams, self.target.threads_per_warp
-        )
+        scratch, more = told(self.launch, self.nests, self.teams, self.target.threads_per_warp)
+        more += barrier_bytes(pipelines.values())
         waited = sum(isinstance(s, ClusterCopy) and s.barrier is None for s in multicasts)
         more += (self.tensor_words + waited) * BARRIER_BYTES
-        return Memory(pipelines, places, end, end + more, stores, loads, updates, multicasts)
+        return Memory(
+            pipelines, places, end, scratch, end + more, stores, loads, updates, multicasts
+        )
 
     def _too_much(self, found: Memory) -> InvalidConfig:
         largest = max(found.places, key=lambda tile: found.places[tile].bytes)

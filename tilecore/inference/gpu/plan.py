@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from tilecore.inference.gpu.distribution import Distribution
 from tilecore.inference.gpu.loops import Points
-from tilecore.inference.gpu.teams import Teams
+from tilecore.inference.gpu.teams import Team, Teams
 from tilecore.ir.expr import Binary, Expr
 from tilecore.ir.nodes import (
     Buffer,
@@ -410,7 +410,8 @@ class GpuLaunchPlan:
     thread hands over to the tensor memory accelerator, ``loads`` those from tensors that it asks
     for on a barrier of the program's own, ``updates`` the nests that it does. For ``unawaited``
     copies threads wait only when they meet next. Behind the ``tile_bytes`` of ``shared_bytes`` is
-    what threads tell each other, and the barriers of pipelines. ``registers``: whether warpgroups
+    what threads tell each other, for each team from ``scratch`` on (bytes), and the barriers of
+    pipelines. ``registers``: whether warpgroups
     hand registers to each other where the program says so. ``tensor_tiles`` and
     ``transfers`` are what lies in tensor memory, of which a block has ``tensor_columns``.
     ``multicasts`` has the copies from tensors to several blocks of a cluster that one block asks
@@ -436,6 +437,7 @@ class GpuLaunchPlan:
     barriers: frozenset[Stmt]
     ends: frozenset[Stmt]
     tile_bytes: int
+    scratch: Mapping[Team, int]
     shared_bytes: int
     teams: Teams
     notes: tuple[str, ...] = ()

@@ -6,36 +6,42 @@ from collections.abc import Iterable
 
 from tilecore.inference.gpu.distribution import Digit, by_thread
 from tilecore.inference.gpu.plan import NestPlan, Pipeline
-from tilecore.inference.gpu.teams import Teams
+from tilecore.inference.gpu.teams import Team, Teams
 from tilecore.ir import nodes
 from tilecore.ir.fold import accumulator_dtype
 from tilecore.ir.nodes import KernelLaunch, Reduce
 from tilecore.ir.visitor import walk
 
-SCRATCH_BYTES = 8  # of what a thread tells others through shared memory
+SCRATCH_BYTES = 8  # the most that a thread tells others through shared memory
 BARRIER_BYTES = 8
 
 
-def beyond_tiles(
-    launch: KernelLaunch,
-    nests: Iterable[NestPlan],
-    pipelines: Iterable[Pipeline],
-    teams: Teams,
-    warp: int,
-) -> int:
-    """Return the bytes of a block behind its tiles, which end at a multiple of 16."""
-    size = 0
+def told(
+    launch: KernelLaunch, nests: Iterable[NestPlan], teams: Teams, warp: int
+) -> tuple[dict[Team, int], int]:
+    """Return where each team's part begins of what threads tell each other, and the bytes of all.
+
+    Teams run side by side, each has a part of its own.
+    """
+    needs: dict[Team, int] = {}
     for plan in nests:
-        own, team = _of_nest(plan, warp), teams.team(plan.points.stmt)
-        if own and teams.all:
-            own = SCRATCH_BYTES * (team.first + team.count)  # each team has a part of its own
-        size = max(size, own)
+        team = teams.team(plan.points.stmt)
+        needs[team] = max(needs.get(team, 0), _of_nest(plan, warp))
     for stmt in walk(launch.body):
         if _tells_the_block(stmt, warp):
             team = teams.team(stmt)
-            size = max(size, SCRATCH_BYTES * (team.first + team.count))
-    barriers = sum(2 * p.stages * len(p.copies) for p in pipelines if p.boxes)
-    return -(-size // BARRIER_BYTES) * BARRIER_BYTES + barriers * BARRIER_BYTES
+            needs[team] = max(needs.get(team, 0), SCRATCH_BYTES * team.count)
+    places, end = {}, 0
+    for team, size in needs.items():
+        if size:
+            places[team] = end
+            end += -(-size // SCRATCH_BYTES) * SCRATCH_BYTES
+    return places, end
+
+
+def barrier_bytes(pipelines: Iterable[Pipeline]) -> int:
+    """Return the bytes of the barriers of pipelines."""
+    return BARRIER_BYTES * sum(2 * p.stages * len(p.copies) for p in pipelines if p.boxes)
 
 
 def reaches(width: int, warp: int) -> bool:
@@ -72,6 +78,20 @@ def folds_in_warp(digit: Digit, warp: int) -> bool:
     return is_power and digit.stride * digit.extent <= warp
 
 
+def lanes_alike(plan: NestPlan, digit: Digit, warp: int) -> int:
+    """Return how many lanes side by side have one value when a digit across warps is folded.
+
+    Those of digits that are folded by then, and those that do what others do as well.
+    """
+    alike = [d for d in folded_digits(plan, warp) if d.stride < digit.stride]
+    lanes = 1
+    for one in sorted((*alike, *plan.distribution.copies), key=lambda d: d.stride):
+        if one.stride != lanes or not folds_in_warp(one, warp):
+            break
+        lanes *= one.extent
+    return lanes if digit.stride % lanes == 0 else 1
+
+
 def folds_across_warps(plan: NestPlan, warp: int) -> bool:
     """Return whether a nest is a reduction whose threads meet after it reads, before it writes."""
     is_fold = isinstance(plan.points.stmt, Reduce)
@@ -84,4 +104,6 @@ def _of_nest(plan: NestPlan, warp: int) -> int:
     if not isinstance(stmt, Reduce) or not folds_across_warps(plan, warp):
         return 0
     kind = accumulator_dtype(stmt.op, stmt.src.buffer.dtype, stmt.dst.buffer.dtype)
-    return plan.distribution.threads * max(4, kind.itemsize)
+    across = (d for d in folded_digits(plan, warp) if not folds_in_warp(d, warp))
+    lanes = min(lanes_alike(plan, d, warp) for d in across)
+    return -(-plan.distribution.threads // lanes) * max(4, kind.itemsize)

@@ -10,7 +10,7 @@ from tvm import tirx as tir
 
 from tilecore.inference.gpu.distribution import Digit, Distribution
 from tilecore.inference.gpu.plan import NestPlan
-from tilecore.inference.gpu.scratch import folded_digits, folds_in_warp
+from tilecore.inference.gpu.scratch import folded_digits, folds_in_warp, lanes_alike
 from tilecore.ir.expr import Load, Var
 from tilecore.ir.fold import STEPS, accumulator_dtype, identity
 from tilecore.ir.nodes import Reduce, Scan
@@ -154,15 +154,20 @@ class FoldLowering:
             return
         thread = self.accessor.thread
         scratch, start = self.scratch(self.kind)
-        builder.store(scratch, builder.load(partial, slot), add(start, thread))
+        lanes = lanes_alike(self.plan, digit, isa.warp)
+        group, stride = quotient(thread, lanes), digit.stride // lanes
+        with contextlib.ExitStack() as stack:
+            if lanes > 1:
+                stack.enter_context(builder.when(tir.EQ(remainder(thread, lanes), index(0))))
+            builder.store(scratch, builder.load(partial, slot), add(start, group))
         self.sync()
         number = remainder(quotient(thread, digit.stride), digit.extent)
-        own = index(mul(number, digit.stride))
-        first = builder.bind(add(start, index(thread) - own))
+        own = index(mul(number, stride))
+        first = builder.bind(add(start, index(group) - own))
         total = builder.local(1, self.kind, "total")
         builder.store(total, builder.load(scratch, first), 0)
         with builder.turns(digit.extent - 1) as other:
-            there = add(first, mul(add(other, 1), digit.stride))
+            there = add(first, mul(add(other, 1), stride))
             value = builder.load(scratch, there)
             builder.store(total, self._step(builder.load(total, 0), value), 0)
         builder.store(partial, builder.load(total, 0), slot)

@@ -14,7 +14,7 @@ from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.loops import is_barrier_setup
 from tilecore.inference.gpu.plan import GpuLaunchPlan, NestPlan
 from tilecore.inference.gpu.registers import PRODUCER_THREADS, traded
-from tilecore.inference.gpu.scratch import BARRIER_BYTES, SCRATCH_BYTES
+from tilecore.inference.gpu.scratch import BARRIER_BYTES
 from tilecore.ir import nodes
 from tilecore.ir.alike import alike_stores
 from tilecore.ir.analysis import pads, waits_for_launches
@@ -379,8 +379,8 @@ class LaunchLowering:
     def _scratch(self, dtype: str) -> tuple[Any, int]:
         """Return (shared memory as elements of a type, the first that folds may use)."""
         view = self.view(dtype)
-        size = DType(dtype).itemsize
-        return view, self.scratch_start // size + self.team.first * max(1, SCRATCH_BYTES // size)
+        start = self.scratch_start + self.plan.scratch[self.team]
+        return view, start // DType(dtype).itemsize
 
     def inner(self, stmt: Stmt) -> None:
         """Emit a statement that each thread runs by itself."""
