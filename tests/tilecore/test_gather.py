@@ -176,7 +176,9 @@ def added_up(form):
     """Return a program in which iterations add to elements that others add to as well."""
 
     @T.prim_func
-    def main(X: T.Tensor((N,), "float32"), P: T.Tensor((N,), "int32"), Y: T.Tensor((8,), "float32")):
+    def main(
+        X: T.Tensor((N,), "float32"), P: T.Tensor((N,), "int32"), Y: T.Tensor((8,), "float32")
+    ):
         with T.Kernel(1, threads=128):
             y = T.alloc_shared((8,), "float32")
             total = T.alloc_reducer((1,), "float32", op="sum")
