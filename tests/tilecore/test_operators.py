@@ -71,7 +71,7 @@ def test_transpose_of_a_slice_drops_axes_of_size_1(run_both):
 
 
 def test_transpose_of_what_lies_outside_of_a_tensor(run_both):
-    """As T.copy: the slice is known to lie outside, zeros come from there and nothing goes there."""
+    """As T.copy: zeros come from there, and nothing goes there."""
 
     @T.prim_func
     def main(
