@@ -208,7 +208,7 @@ def _rounded(function: Callable[..., Expr], dtype: str, mode: str) -> Callable[.
 
 def _of_one_rounding() -> dict[str, tuple[int | tuple[int, ...], Callable[..., Any]]]:
     """Return the same of the functions that say how they round: ``__fadd_rn``, ``__drcp_ru``."""
-    functions = {
+    functions: dict[str, tuple[int, Callable[..., Expr]]] = {
         "add": (2, ieee.ieee_add), "sub": (2, ieee.ieee_sub), "mul": (2, ieee.ieee_mul),
         "div": (2, ieee.ieee_fdiv), "rcp": (1, ieee.ieee_frcp), "sqrt": (1, ieee.ieee_fsqrt),
     }  # fmt: skip
