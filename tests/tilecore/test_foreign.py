@@ -284,3 +284,44 @@ def test_fences_of_memory_are_told_what_orders_instead():
             with T.Kernel(1):
                 T.call_extern("handle", "__threadfence")
                 T.atomic_store(flag[0], 1)
+
+
+# --- functions that say how they round ------------------------------------------------------------
+
+
+def directed(exact, mode, dtype="float32"):
+    """Return exact float64 values rounded to a type in one direction."""
+    near = exact.astype(dtype)
+    if mode == "rn":
+        return near
+    goal = {"rz": 0.0, "ru": np.inf, "rd": -np.inf}[mode]
+    beyond = np.where(mode == "rz", np.abs(near) > np.abs(exact), near < exact)
+    beyond = near > exact if mode == "rd" else beyond
+    return np.where(beyond, np.nextafter(near, np.asarray(goal, dtype)), near)
+
+
+@pytest.mark.parametrize("mode", ["rn", "rz", "ru", "rd"])
+def test_functions_that_say_how_they_round(run_both, mode):
+    n = 77
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32"), Y: T.Tensor((6, n), "float32")
+    ):
+        with T.Kernel(1, threads=128):
+            for i in T.Parallel(n):
+                a, b = A[i], B[i]
+                Y[0, i] = T.call_extern("float32", f"__fadd_{mode}", a, b)
+                Y[1, i] = T.call_extern("float32", f"__fsub_{mode}", a, b)
+                Y[2, i] = T.call_extern("float32", f"__fmul_{mode}", a, b)
+                Y[3, i] = T.call_extern("float32", f"__fdiv_{mode}", a, b)
+                Y[4, i] = T.call_extern("float32", f"__fsqrt_{mode}", b)
+                Y[5, i] = T.call_extern("float32", f"__frcp_{mode}", b)
+
+    rng = np.random.default_rng(5)
+    a = (rng.standard_normal(n) * 3).astype(np.float32)
+    b = (rng.random(n) + 0.25).astype(np.float32)
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    exact = [x + y, x - y, x * y, x / y, np.sqrt(y), 1 / y]
+    wanted = np.stack([directed(e, mode) for e in exact])
+    run_both(main, [a, b], [np.zeros((6, n), np.float32)], [wanted], rtol=0, atol=0)

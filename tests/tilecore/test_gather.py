@@ -172,6 +172,42 @@ def test_stores_anywhere(dtype, path):
     check(main, [x, p], [np.zeros(N, dtype)], path, **tolerance)
 
 
+def added_up(form):
+    """Return a program in which iterations add to elements that others add to as well."""
+
+    @T.prim_func
+    def main(
+        X: T.Tensor((N,), "float32"), P: T.Tensor((N,), "int32"), Y: T.Tensor((8,), "float32")
+    ):
+        with T.Kernel(1, threads=128):
+            y = T.alloc_shared((8,), "float32")
+            total = T.alloc_reducer((1,), "float32", op="sum")
+            T.clear(y)
+            T.clear(total)
+            for i in T.Parallel(N):
+                if form == "reducer":
+                    total[0] += T.exp(X[i])
+                elif form == "named":
+                    p = P[i]
+                    y[p] = y[p] + T.exp(X[i])
+                else:
+                    y[P[i]] += T.exp(X[i])
+            T.finalize_reducer(total)
+            for i in T.Parallel(8):
+                Y[i] = y[i] + total[0]
+
+    return main
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("form", ["reducer", "element", "named"])
+def test_lanes_that_add_to_one_element(form, path):
+    """TileLang's online softmax by reducers added up the last lane of each vector alone."""
+    rng = np.random.default_rng(8)
+    x, p = rng.standard_normal(N).astype(np.float32), rng.integers(0, 8, N).astype(np.int32)
+    check(added_up(form), [x, p], [np.zeros(8, np.float32)], path)
+
+
 def turned_pairs(rows, n, block):
     """Return a program that turns neighbours by an angle, in place: rotary embeddings."""
 

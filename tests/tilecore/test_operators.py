@@ -70,6 +70,25 @@ def test_transpose_of_a_slice_drops_axes_of_size_1(run_both):
     run_both(main, [a], [np.zeros((5, 6), np.float32)], [a[1, :, 1].T])
 
 
+def test_transpose_of_what_lies_outside_of_a_tensor(run_both):
+    """As T.copy: zeros come from there, and nothing goes there."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((2, 3, 1), "float32"),
+        B: T.Tensor((2, 1, 3), "float32"),
+        C: T.Tensor((2, 1, 3), "float32"),
+    ):
+        with T.Kernel(1):
+            T.fill(B, -1)
+            T.transpose(A, B[0:2, 1:2, 0:3])
+            T.transpose(A[0:2, 0:3, 1:2], C)
+
+    ones = np.ones((2, 1, 3), np.float32)
+    a = np.random.default_rng(0).standard_normal((2, 3, 1), np.float32)
+    run_both(main, [a], [np.copy(ones), np.copy(ones)], [-ones, 0 * ones])
+
+
 def convolution(N, H, W, C, F, K, S, D, P, dtype, primitive, blocks=(32, 16, 24)):
     bM, bN, bK = blocks
     OH, OW = ((n + 2 * P - D * (K - 1) - 1) // S + 1 for n in (H, W))

@@ -24,7 +24,7 @@ from tilecore.ir.expr import (
     reinterpret,
     select,
 )
-from tilecore.language import math, numeric, thread
+from tilecore.language import ieee, math, numeric, thread
 from tilecore.language.pointer import Pointer
 from tilecore.language.sync import sync_threads, sync_warp
 from tilecore.language.unavailable import FOREIGN
@@ -201,6 +201,31 @@ def _conversions() -> dict[str, tuple[int | tuple[int, ...], Callable[..., Any]]
     return found
 
 
+def _rounded(function: Callable[..., Expr], dtype: str, mode: str) -> Callable[..., Expr]:
+    """Return a function of numbers of a type that rounds its result in one direction."""
+    return lambda *given: function(*(cast(v, dtype) for v in given), rounding_mode=mode)
+
+
+def _of_one_rounding() -> dict[str, tuple[int | tuple[int, ...], Callable[..., Any]]]:
+    """Return the same of the functions that say how they round: ``__fadd_rn``, ``__drcp_ru``."""
+    functions: dict[str, tuple[int, Callable[..., Expr]]] = {
+        "add": (2, ieee.ieee_add), "sub": (2, ieee.ieee_sub), "mul": (2, ieee.ieee_mul),
+        "div": (2, ieee.ieee_fdiv), "rcp": (1, ieee.ieee_frcp), "sqrt": (1, ieee.ieee_fsqrt),
+    }  # fmt: skip
+    found: dict[str, tuple[int | tuple[int, ...], Callable[..., Any]]] = {
+        "__frsqrt_rn": (1, lambda x: ieee.ieee_frsqrt(_to_float32(x)))
+    }
+    for mode in ieee.MODES:
+        for letter, dtype in (("f", "float32"), ("d", "float64")):
+            found |= {
+                f"__{letter}{name}_{mode}": (count, _rounded(function, dtype, mode))
+                for name, (count, function) in functions.items()
+            }
+        found[f"__fmaf_{mode}"] = (3, _rounded(ieee.ieee_fmaf, "float32", mode))
+        found[f"__fma_{mode}"] = (3, _rounded(ieee.ieee_fmaf, "float64", mode))
+    return found
+
+
 def _table() -> dict[str, tuple[int | tuple[int, ...], Callable[..., Any]]]:
     """Return the number of arguments and the meaning of CUDA's functions."""
     one: dict[str, Callable[..., Any]] = {
@@ -209,14 +234,14 @@ def _table() -> dict[str, tuple[int | tuple[int, ...], Callable[..., Any]]]:
                      "tanh", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "erf",
                      "floor", "ceil", "trunc", "round")
     }  # fmt: skip
-    one |= {"fabs": math.abs, "rint": math.nearbyint}
+    one |= {"fabs": math.abs, "rint": math.nearbyint, "nearbyint": math.nearbyint}
     one |= {name: getattr(numeric, name) for name in ("asinh", "acosh", "atanh")}
     two = {
         "fmax": _operator("max"), "fmin": _operator("min"), "pow": math.pow, "fmod": math.fmod,
         "atan2": math.atan2, "fdivide": _operator("div"),
         **{name: getattr(numeric, name) for name in ("copysign", "hypot", "ldexp", "nextafter")},
     }  # fmt: skip
-    found = _of_a_warp() | _conversions()
+    found = _of_a_warp() | _conversions() | _of_one_rounding()
     for count, functions in ((1, one), (2, two), (3, {"fma": _fma})):
         for name, function in functions.items():
             for spelling in (name, f"{name}f", f"__{name}", f"__{name}f", f"h{name}"):

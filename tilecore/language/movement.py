@@ -45,7 +45,7 @@ def _emit(names: tuple[Var, ...], extents: tuple[Expr, ...], place: Load, value:
 
 
 def transpose(src: Any, dst: Any, annotations: dict[str, Any] | None = None) -> None:
-    """Set ``dst[.., j, i] = src[.., i, j]``.
+    """Set ``dst[.., j, i] = src[.., i, j]``; outside of a tensor, as T.copy, read 0, store nothing.
 
     Args:
         src: tile [.., M, N], whole or a slice.
@@ -63,7 +63,16 @@ def transpose(src: Any, dst: Any, annotations: dict[str, Any] | None = None) -> 
     extents = tuple(target.extents[axis] for axis, _ in order)
     to = element(target, {axis: name for (axis, _), name in zip(order, names, strict=True)})
     value = element(source, {axis: name for (_, axis), name in zip(order, names, strict=True)})
-    _emit(names, extents, to, value)
+    if not _is_outside(target):
+        _emit(names, extents, to, const(0, value.dtype) if _is_outside(source) else value)
+
+
+def _is_outside(box: Region) -> bool:
+    """Return whether a box of a tensor begins behind its end."""
+    if box.buffer.scope != "global":
+        return False
+    ends = zip(map(int_value, box.offsets), map(int_value, box.buffer.shape), strict=True)
+    return any(at is not None and size is not None and at >= size for at, size in ends)
 
 
 def _swapped(source: Region, target: Region) -> list[tuple[int, int]]:

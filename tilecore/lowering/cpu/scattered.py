@@ -6,16 +6,17 @@ all.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from contextlib import nullcontext
 from typing import Any
 
 from tilecore.inference.storage import Storage
 from tilecore.ir.bounds import mentions, variables
 from tilecore.ir.dtype import DType
-from tilecore.ir.expr import Call, Expr, Var, cast
+from tilecore.ir.expr import Call, Expr, Load, Var, cast
 from tilecore.ir.lane_offsets import Offsets, lane_offsets
 from tilecore.ir.nodes import Parallel, Store
+from tilecore.ir.polynomial import structural_key
 from tilecore.ir.visitor import expressions, walk, walk_expr
 from tilecore.lowering.cpu.access import Accessor
 from tilecore.lowering.cpu.place import raw_of
@@ -29,6 +30,8 @@ def may_scatter(
 ) -> bool:
     """Return whether lanes of a store may lie anywhere, and are worth it.
 
+    Lanes that may meet must not read what others store: ``bins[index[i]] += x[i]``.
+
     ``names``: what is bound to a value per lane.
     """
     place = accessor.places.get(store.buffer)
@@ -36,14 +39,38 @@ def may_scatter(
         return False
     if DType(place.storage.dtype).is_packed or place.stream_bytes:
         return False
-    if known_offsets(accessor, store, var, lanes, names) is None:
+    apart = known_offsets(accessor, store, var, lanes, names)
+    may_meet = apart is None or len(set(apart)) < lanes
+    if may_meet and any(_may_read(load, store, {var, *names}) for load in _loads(nest)):
+        return False
+    if apart is None:
         is_rows = isinstance(place.storage, Storage) and place.storage.kind == "rows"
         if not is_rows or accessor.open_ends(place, place.indices(store.indices)):
             return False
-    nodes = (n for s in walk(nest.body) for e in expressions(s) for n in walk_expr(e))
     return any(
         isinstance(n, Call) and n.name in FUNCTIONS and n.dtype == "float32" and mentions(n, var)
-        for n in nodes
+        for n in _nodes(nest)
+    )
+
+
+def _nodes(nest: Parallel) -> Iterator[Expr]:
+    return (n for s in walk(nest.body) for e in expressions(s) for n in walk_expr(e))
+
+
+def _loads(nest: Parallel) -> Iterator[Load]:
+    return (n for n in _nodes(nest) if isinstance(n, Load))
+
+
+def _may_read(load: Load, store: Store, varying: Set[Var]) -> bool:
+    """Return whether a load may read what a store writes, in another lane too.
+
+    It does not where an axis has different indices that all lanes have alike: another row.
+    """
+    if load.buffer is not store.buffer:
+        return load.buffer.root is store.buffer.root
+    return not any(
+        structural_key(a) != structural_key(b) and not (variables(a) | variables(b)) & varying
+        for a, b in zip(load.indices, store.indices, strict=True)
     )
 
 
