@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import tilecore
+from tilecore.computing import put
 from tilecore.computing.plan import Called, Launch
 from tilecore.errors import ArgumentError
 
@@ -109,6 +110,42 @@ def test_rows_are_added_to_others():
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("shape", [(40, 32), (3, 4, 8), (1, 64)])
+def test_rows_that_repeated_integers_name_are_added_up(shape):
+    """They are those of ``scatter_add`` in models of graphs."""
+    rows, places = torch.randn(shape), torch.randint(0, 5, shape[:1])
+
+    def function(x, i):
+        index = i.reshape(-1, *[1] * (x.ndim - 1)).expand_as(x)
+        return torch.zeros(5, *x.shape[1:], dtype=x.dtype).scatter_add(0, index, x.exp()) * 2
+
+    agrees(function, rows, places, calls=["sorted_rows"])
+
+
+@pytest.mark.parametrize("count", [70, 1 << 16, (1 << 16) + 1, 300_000])
+def test_rows_are_sorted_by_the_row_that_they_go_to(count):
+    places = torch.randint(0, count, (5000,))
+    places[::7] = count - 1
+    order, starts = put._sorted((count,), False, places)
+    assert order.tolist() == places.argsort(stable=True).tolist()
+    wanted = torch.bincount(places, minlength=count).cumsum(0)
+    assert starts.tolist() == [0, *wanted.tolist()]
+    assert order.dtype == starts.dtype == torch.int32
+
+
+def test_integers_that_name_no_whole_rows_are_scattered_by_torch():
+    rows, places = torch.randn(40, 32), torch.randint(0, 5, (1, 32))
+
+    def columns(x, i):
+        return torch.zeros(5, 32, dtype=x.dtype).scatter_add(0, i.expand(40, -1), x * 2)
+
+    def parts(x, i):
+        return torch.zeros(5, 40, dtype=x.dtype).scatter_add(0, i[0, :, None].expand(-1, 20), x)
+
+    agrees(columns, rows, places, calls=["expand", "scatter_add"])
+    agrees(parts, torch.randn(32, 20), places, calls=["expand", "scatter_add"])
+
+
 def test_rows_of_a_table_in_memory_are_added_by_torch():
     table, rows, places = torch.randn(9, 32), torch.randn(4, 32), torch.tensor([0, 3, 3, 8])
     agrees(lambda t, i, x: t.index_add(0, i, x), table, places, rows, calls=["index_add"])
@@ -125,8 +162,9 @@ def test_rows_that_there_are_not_are_refused():
     with pytest.raises(ArgumentError, match="index 9 is out of bounds"):
         function(places, rows)
     function = tilecore.compute(lambda i, x: torch.zeros(9, 32).index_add(0, i, x))
-    with pytest.raises(ArgumentError, match="index -1 is out of bounds"):  # as of torch
+    with pytest.raises(ArgumentError, match="index -1 is out of bounds") as refused:
         function(torch.tensor([0, 1, -1]), rows)
+    assert type(refused.value.__cause__) is RuntimeError  # as of torch
 
 
 @pytest.mark.parametrize("padding", [None, 3])

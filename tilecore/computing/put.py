@@ -7,9 +7,12 @@ gradient of an embedding) are sorted by torch, and added up by a kernel (``added
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from tilecore.computing import calls, operands
 from tilecore.computing.extents import varies
@@ -29,6 +32,7 @@ from tilecore.computing.views import axes_of
 from tilecore.errors import SourceSpan
 
 MOST_PUT = 8  # elements of a row: each is a comparison of all of it
+HALF = 1 << 16  # numbers of 16 bits
 LEAST_WIDTH = 16  # of rows that are added up: narrower ones fill no vector
 
 
@@ -51,13 +55,31 @@ def scatter_add(span: SourceSpan, input: Node, dim: int, index: Node, src: Any) 
     """Return a tensor to which elements are added where integers name places of an axis.
 
     Raises:
-        OfTorch: as of ``scatter`` (TC202).
+        OfTorch: as of ``scatter``, where integers name no whole rows (TC202).
     """
+    rows = _named_rows(input, dim, index, src)
+    if rows is not None:
+        with contextlib.suppress(OfTorch):
+            return index_add(span, input, 0, reshaped(rows, (index.shape[0],), span), src)
     found = input
     for place, one in _places(input, dim, index, src, span):
         added = pointwise("where", place, one, 0.0, span=span, dtype=input.dtype)
         found = pointwise("add", found, added, span=span)
     return found
+
+
+def _named_rows(x: Node, dim: int, index: Any, src: Any) -> Node | None:
+    """Return the integers, one for each row of a tensor, that name a row for all of its elements.
+
+    They are repeated along the other axes; None: they are others.
+    """
+    if not isinstance(index, Node) or (index.kind, index.op) != ("call", "expand"):
+        return None
+    (rows,) = index.producers
+    count, *rest = index.shape
+    is_whole = isinstance(src, Node) and src.shape == index.shape and rest == [*x.shape[1:]]
+    are_repeated = rows.shape == (count, *[1] * len(rest)) and dim in (0, -len(x.shape))
+    return rows if is_whole and are_repeated else None
 
 
 def _places(
@@ -198,12 +220,23 @@ def _sorted(extents: Sequence[int], wraps: bool, *indices: Any) -> tuple[Any, An
         if least < lowest or most >= extent:
             wrong = least if least < lowest else most
             said = f"index {wrong} is out of bounds for dimension {axis} with size {extent}"
-            raise IndexError(said)
+            raise (IndexError if wraps else RuntimeError)(said)  # as torch does
         flat = flat * extent + (index.where(index >= 0, index + extent) if least < 0 else index)
     flat = flat.flatten().long()
     starts = torch.zeros(count + 1, dtype=torch.int32)
     torch.cumsum(torch.bincount(flat, minlength=count), 0, dtype=torch.int32, out=starts[1:])
-    return flat.argsort(stable=True).int(), starts
+    return torch.from_numpy(_order_of(flat.numpy(), count)), starts
+
+
+def _order_of(numbers: Any, count: int) -> Any:
+    """Return in which order numbers below ``count`` are sorted, equal ones as they come (int32).
+
+    NumPy counts numbers of 16 bits, and compares others.
+    """
+    order = np.argsort(numbers.astype(np.uint16), kind="stable")
+    if count > HALF:
+        order = order[np.argsort((numbers[order] // HALF).astype(np.uint16), kind="stable")]
+    return order.astype(np.int32)
 
 
 def _of_torch(expected: str) -> OfTorch:
