@@ -21,6 +21,7 @@ from db.reader import FLAT, Reader, rows_of
 from db.records import DriftRecord, RunRecord
 from db.service_models import DriftRow
 from db.session import Database, change
+from db.trials import CURRENT
 from recommender.measurement import Measurement, MeasureStatus
 from recommender.workload import Workload
 
@@ -54,6 +55,7 @@ class Drifts:
             ).all()
             query = FLAT.where(
                 TrialRow.run_id.in_([number for number, _ in chosen]),
+                CURRENT,
                 MeasurementRow.status == MeasureStatus.OK.value,
             )
             if since is not None:

@@ -66,6 +66,8 @@ class RunProgress:
         """Take in an event."""
         if event.kind in ("started", "resumed"):
             self._progress.update(self._task, description=f"{event.kind}, compiling")
+        if event.kind == "renewed":
+            self._done, self._best_s = 0, {}
         if event.kind != "trial":
             return
         self._done += 1
