@@ -99,7 +99,7 @@ def test_failures_have_no_time(store, study):
     assert store.studies.complete(study, trial.id, "w1", [], "does not compile") == failed
     with pytest.raises(AlreadyTold, match="failed: does not compile"):
         store.studies.complete(study, trial.id, "w1", [], "hangs")
-    assert store.studies.trials(study, best_first=True) == []
+    assert store.studies.best([study]) == {}
 
 
 def test_the_median_of_an_even_number_of_times_lies_between(store, study):
