@@ -34,7 +34,6 @@ from scipy.optimize import minimize
 from scipy.stats import spearmanr
 
 from recommender.errors import NotEnoughMeasurements
-from recommender.families import family_of
 from recommender.gpu_model import DEFAULT_GPU_CONSTANTS, GpuConstants, gpu_terms
 from recommender.hardware import HardwareProfile, load_profile
 from recommender.space import SearchSpace
@@ -196,7 +195,7 @@ def learn(paths: Sequence[Path], hardware: HardwareProfile) -> None:
                 patch("recommender.analytic.gpu_terms", partial(gpu_terms, constants=constants)),
                 suppress(NotEnoughMeasurements),
             ):
-                outcome = train(measured, kernels.get(kernel), family=family_of(hardware))
+                outcome = train(measured, kernels.get(kernel), family=hardware.family)
                 figures = {k: round(v, 3) for k, v in outcome.metrics.items()}
                 print(f"constants {title}: {kernel}: {figures}; {outcome.reason}")
 

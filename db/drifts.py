@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import ColumnElement, func, select, update
 from sqlalchemy import exc as sa_exc
@@ -21,9 +21,12 @@ from db.reader import FLAT, Reader, rows_of
 from db.records import DriftRecord, RunRecord
 from db.service_models import DriftRow
 from db.session import Database, change
-from recommender.drift import Drift
+from db.trials import CURRENT
 from recommender.measurement import Measurement, MeasureStatus
 from recommender.workload import Workload
+
+if TYPE_CHECKING:
+    from recommender.drift import Drift
 
 MAX_RUNS = 32  # the last ones of a workload are looked at
 
@@ -52,6 +55,7 @@ class Drifts:
             ).all()
             query = FLAT.where(
                 TrialRow.run_id.in_([number for number, _ in chosen]),
+                CURRENT,
                 MeasurementRow.status == MeasureStatus.OK.value,
             )
             if since is not None:

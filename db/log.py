@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from sqlalchemy import Select, bindparam, func, select
 
@@ -14,7 +14,6 @@ from db.exchange.csv_log import csv_lines
 from db.exchange.parquet import parquet_pieces
 from db.exchange.t4 import t4_chunks
 from db.models import WorkloadRow
-from db.near import NO_WORKLOADS, Near, Winners, Workloads
 from db.reader import Reader
 from db.records import MeasurementQuery, MeasurementRecord, Page
 from db.scope import Scope, Ways
@@ -23,6 +22,9 @@ from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement
 from recommender.workload import Workload
 from tilecore.tile_config import TileConfig
+
+if TYPE_CHECKING:
+    from db.near import Near, Winners, Workloads
 
 MICROSECOND = timedelta(microseconds=1)
 LATEST = (datetime.max.replace(tzinfo=UTC) - EPOCH) // MICROSECOND
@@ -158,10 +160,14 @@ class Log:
 
     def near(self, kernel: str, kept: Winners) -> Near:
         """Return what looks up winners of a kernel; ``kept``: those known before that hold."""
+        from db.near import Near
+
         return Near(self._database, self._reader, kernel, kept)
 
     def workloads(self, kernel: str) -> Workloads:
         """Return the workloads of a kernel, by their ids; they are only ever added."""
+        from db.near import NO_WORKLOADS  # loads NumPy, which no page of the log needs
+
         known = self._indices.get(kernel, NO_WORKLOADS)
         ((count,),) = self._database.ask(COUNTED, {"kernel": kernel})
         if len(known.ids) != count:

@@ -167,7 +167,8 @@ class RunRow(Base):
 class TrialRow(Base):
     """One candidate of a run. ``(attempt, lease_epoch)`` is the fencing token of its lease.
 
-    ``round`` counts the extensions of the run: each ends with a confirmation of its own.
+    ``round`` counts the extensions of the run: each ends with a confirmation of its own. Below 0 it
+    is a trial of other code than the run is of now (``Runs.renew``): no longer one of the run's.
     ``losses`` counts the workers that got lost under it; ``attempt`` every lease.
     """
 

@@ -18,8 +18,9 @@ from db.session import Database
 from db.shape import fastest
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, MeasureStatus
-from recommender.nearest import UNUSABLE, WorkloadIndex
+from recommender.nearest import UNUSABLE
 from recommender.workload import Workload
+from recommender.workload_index import WorkloadIndex
 
 BLOCKS = (64, 512)  # near workloads that are looked through for those of a device
 MOST_KEPT = 4096

@@ -1,8 +1,9 @@
 """Retention: removes what no answer rests on, never a best, beside running writers.
 
-Workload by workload, a few hundred rows per transaction. Which rows go is read without a lock:
-what is stored meanwhile can only make more rows superfluous; a drift that is found meanwhile, which
-could make an old row matter again, is noticed in the transaction that would delete it.
+Some workloads of a kernel at a time, a few hundred rows per transaction. Which rows go is read
+without a lock: what is stored meanwhile can only make more rows superfluous; a drift that is found
+meanwhile, which could make an old row matter again, is noticed in the transaction that would delete
+it.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ from db.trained import devices_by_family
 from recommender.measurement import MeasureStatus
 
 CHUNK = 400  # rows deleted in one transaction
+LOOKED_AT = 64  # workloads whose rows are ranked by one query
 TOLD = ("trial", "retry")  # events that go with the trials of old runs
 OK = MeasureStatus.OK.value
 CAUSE_CHARACTERS = 200
@@ -125,21 +127,27 @@ class Retention:
                 kernel: _trained_since(session, kernel, policy.keep_training)
                 for kernel in {kernel for _, kernel in workloads}
             }
-        queries = {kernel: _superfluous(policy, cutoff, since) for kernel, since in trained.items()}
-        for workload, kernel in workloads:
-            if self._clock() >= ends_at:
-                return removed, 0, False
-            while not self._remove_of(workload, queries[kernel], job, removed):
-                continue
+        for kernel, since in trained.items():
+            query = _superfluous(policy, cutoff, since)
+            ids = [workload for workload, its_kernel in workloads if its_kernel == kernel]
+            for start in range(0, len(ids), LOOKED_AT):
+                if self._clock() >= ends_at:
+                    return removed, 0, False
+                while not self._remove_of(ids[start : start + LOOKED_AT], query, job, removed):
+                    continue
         return removed, self._remove_events(cutoff, job, ends_at), self._clock() < ends_at
 
     def _remove_of(
-        self, workload: int, query: Select[Any], job: int | None, removed: Counter[str]
+        self,
+        workloads: Sequence[int],
+        query: Select[Any],
+        job: int | None,
+        removed: Counter[str],
     ) -> bool:
         """Remove what a query selects; False: a drift was found meanwhile, look again."""
         with self._database.read() as session:
             drift = session.execute(NEWEST_DRIFT).scalar()
-            rows = session.execute(query, {"workload": workload}).all()
+            rows = session.execute(query, {"workloads": workloads}).all()
         if job is None:
             removed.update(row.status for row in rows)
             return True
@@ -222,7 +230,7 @@ def _trained_since(session: Session, kernel: str, count: int) -> Trained:
 
 
 def _superfluous(policy: RetentionPolicy, cutoff: datetime, trained: Trained) -> Select[Any]:
-    """Return the query of the measurements of a ``workload`` that the policy does not keep."""
+    """Return the query of the measurements of ``workloads`` that the policy does not keep."""
     row = MeasurementRow
     phase = (
         select(func.count(DriftRow.id))
@@ -236,16 +244,18 @@ def _superfluous(policy: RetentionPolicy, cutoff: datetime, trained: Trained) ->
         .correlate(row)
         .scalar_subquery()
     )
-    alike = [row.facet_id, row.program_id, row.driver_id, phase]
+    alike = [row.workload_id, row.facet_id, row.program_id, row.driver_id, phase]
     by_time = func.row_number().over(partition_by=alike, order_by=[row.time_s, row.id])
     newest_first: list[ColumnElement[Any]] = [row.measured_at.desc(), row.id.desc()]
-    by_age = func.row_number().over(partition_by=row.hardware_id, order_by=newest_first)
+    by_age = func.row_number().over(
+        partition_by=[row.workload_id, row.hardware_id], order_by=newest_first
+    )
     ranked = (
         select(
             row.id, row.trial_id, row.measured_at, row.status, row.hardware_id,
             by_time.label("by_time"), by_age.label("by_age"),
         )
-        .where(row.workload_id == bindparam("workload", type_=row.workload_id.type))
+        .where(row.workload_id.in_(bindparam("workloads", expanding=True)))
         .subquery()
         .c
     )  # fmt: skip

@@ -18,6 +18,7 @@ from db.models import EventRow, RunRow, TrialRow
 from db.records import FINISHED_STATES, MAX_TIME_S, MAX_TRIALS, RunRecord
 from db.rows import run_of
 from db.session import Database, change
+from db.trials import CURRENT
 from recommender.measurement import Protocol
 
 IDLE_STATES = ("QUEUED", "WAITING_FOR_HARDWARE", "PAUSED")  # no coordinator works on it
@@ -137,7 +138,7 @@ class RunRequests:
         row.round += 1
         if row.state in FINISHED_STATES:
             row.state, row.finished_at, row.error = "QUEUED", None, None
-            dropped = (TrialRow.run_id == row.id) & (TrialRow.state == "cancelled")
+            dropped = (TrialRow.run_id == row.id) & (TrialRow.state == "cancelled") & CURRENT
             change(session, update(TrialRow).where(dropped).values(state="pending"))
         add_event(session, self._database, row.id, "extended", asked)
         return True
@@ -225,7 +226,7 @@ class RunRequests:
         if row.state not in FINISHED_STATES:
             return
         screened = select(func.count()).where(
-            TrialRow.run_id == row.id, TrialRow.protocol == Protocol.SCREEN.value
+            TrialRow.run_id == row.id, CURRENT, TrialRow.protocol == Protocol.SCREEN.value
         )
         used = session.execute(screened).scalar_one()
         for what, spent, granted in (

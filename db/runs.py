@@ -8,7 +8,7 @@ from dataclasses import fields
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, select, update
+from sqlalchemy import ColumnElement, exists, func, select, update
 from sqlalchemy import exc as sa_exc
 from sqlalchemy.orm import Session
 
@@ -16,13 +16,23 @@ from db.errors import IdempotencyConflict
 from db.events import add_event
 from db.identities import of_runs
 from db.leader import check_epoch
-from db.models import EventRow, HardwareRow, ProgramRow, RunRow, ToolchainRow, WorkloadRow
+from db.models import (
+    EventRow,
+    HardwareRow,
+    MeasurementRow,
+    ProgramRow,
+    RunRow,
+    ToolchainRow,
+    TrialRow,
+    WorkloadRow,
+)
 from db.records import OPEN_STATES, EventRecord, NewRun, RunControl, RunRecord
 from db.rows import run_of
 from db.run_requests import RunRequests
 from db.session import change
 from recommender.measurement import Toolchain
 from recommender.workload import Workload
+from tilecore.tile_config import TileConfig
 
 
 class Runs(RunRequests):
@@ -119,23 +129,28 @@ class Runs(RunRequests):
         workload: Workload,
         *,
         hardware_key: str,
-        program_digest: str,
-        toolchain_key: str,
         states: Sequence[str],
+        program_digest: str | None = None,
+        toolchain_key: str | None = None,
     ) -> RunRecord | None:
-        """Return the newest run of exactly this workload, device, program and toolchain."""
+        """Return the newest run of exactly this workload, device, program and toolchain.
+
+        None for one of the latter: of any.
+        """
         query = (
             select(RunRow)
             .where(
                 RunRow.workload.has(WorkloadRow.key == workload.key),
                 RunRow.hardware.has(HardwareRow.key == hardware_key),
-                RunRow.program.has(ProgramRow.digest == program_digest),
-                RunRow.toolchain.has(ToolchainRow.key == toolchain_key),
                 RunRow.state.in_(states),
             )
             .order_by(RunRow.id.desc())
             .limit(1)
         )
+        if program_digest is not None:
+            query = query.where(RunRow.program.has(ProgramRow.digest == program_digest))
+        if toolchain_key is not None:
+            query = query.where(RunRow.toolchain.has(ToolchainRow.key == toolchain_key))
         with self._database.read() as session:
             row = session.scalars(query).first()
             return None if row is None else run_of(row)
@@ -231,21 +246,52 @@ class Runs(RunRequests):
             return started
 
     def renew(
-        self, run: RunRecord, epoch: int, *, program_digest: str, toolchain: Toolchain
+        self,
+        run: RunRecord,
+        epoch: int,
+        *,
+        program_digest: str,
+        toolchain: Toolchain,
+        incumbents: Sequence[TileConfig] = (),
     ) -> RunRecord:
-        """Let a run that has not begun be one of another version of its program, or toolchain."""
+        """Let an open run be one of another version of its program, or toolchain.
+
+        What it measured before stays in the log, but it is no result of the run any more: it
+        searches from the start, as long as it was to, after ``incumbents`` (and those it had).
+        """
         new = NewRun(
             workload=run.workload, hardware=run.hardware, program_digest=program_digest,
             toolchain=toolchain, spec=run.spec, body_hash=run.body_hash,
         )  # fmt: skip
+        is_open = (RunRow.id == run.id) & RunRow.state.in_(OPEN_STATES)
         with self._database.write() as session:
             check_epoch(session, epoch)
             (refer,) = of_runs(session, [new], self._database.now(session))
-            waits = (RunRow.id == run.id) & RunRow.started_at.is_(None)
-            if self._change(session, waits, refer):
-                payload = {"from": run.toolchain.key, "to": toolchain.key}
+            locked = session.execute(select(RunRow.spec).where(is_open).with_for_update())
+            spec = locked.scalar()
+            if spec is not None:
+                known = [*spec.get("incumbents", ()), *(dict(config) for config in incumbents)]
+                changed = {"spec": spec | {"incumbents": known}} if known else {}
+                self._change(session, is_open, refer | changed | {"device_s": 0.0})
+                count = self._put_aside(session, run.id)
+                payload = {"from": run.toolchain.key, "to": toolchain.key, "trials": count}
                 add_event(session, self._database, run.id, "renewed", payload)
         return self.get(run.public_id)
+
+    @staticmethod
+    def _put_aside(session: Session, run_id: int) -> int:
+        """Let the trials of a run be none of its own any more; return how many were measured."""
+        of_run = TrialRow.run_id == run_id
+        is_measured = exists().where(MeasurementRow.trial_id == TrialRow.id)
+        counted = select(func.count()).where(of_run, TrialRow.round >= 0, is_measured)
+        count = session.execute(counted).scalar_one()
+        left = TrialRow.state.in_(("pending", "leased"))
+        change(session, update(TrialRow).where(of_run, left).values(state="cancelled"))
+        ends = select(func.min(TrialRow.round), func.max(TrialRow.round)).where(of_run)
+        lowest, highest = (number or 0 for number in session.execute(ends).one())
+        beyond = highest + 1 - min(lowest, 0)  # where none is: rows change one after the other
+        change(session, update(TrialRow).where(of_run).values(round=TrialRow.round - beyond))
+        return int(count)
 
     def settle_pause(self, run_id: int, epoch: int) -> bool:
         """Turn the wish to pause a run into the state; False: it was withdrawn, or is no more."""

@@ -241,15 +241,12 @@ class Studies:
             return [found[row] for row in told]
 
     def trials(
-        self, study: StudyRecord, *, best_first: bool = False, limit: int | None = None,
-        after: int = 0,
-    ) -> Sequence[StudyTrial]:  # fmt: skip
-        """Return trials in the order in which they were given out, or the fastest first."""
+        self, study: StudyRecord, *, limit: int | None = None, after: int = 0
+    ) -> Sequence[StudyTrial]:
+        """Return trials in the order in which they were given out."""
         query = select(StudyTrialRow).where(
             StudyTrialRow.study_id == study.id, StudyTrialRow.id > after
         )
-        if best_first:
-            query = query.where(StudyTrialRow.state == "ok").order_by(StudyTrialRow.time_s)
         query = query.order_by(StudyTrialRow.id).limit(limit)
         with self._database.read() as session:
             return [_trial(row) for row in session.scalars(query)]
@@ -313,13 +310,35 @@ class Studies:
 
     def count(self, study: StudyRecord) -> dict[str, int]:
         """Return how many trials there are in each state."""
+        return self.counts([study])[study.id]
+
+    def counts(self, studies: Sequence[StudyRecord]) -> dict[int, dict[str, int]]:
+        """Return the same of several studies, by their ids."""
+        found: dict[int, dict[str, int]] = {study.id: {} for study in studies}
         query = (
-            select(StudyTrialRow.state, func.count())
-            .where(StudyTrialRow.study_id == study.id)
-            .group_by(StudyTrialRow.state)
+            select(StudyTrialRow.study_id, StudyTrialRow.state, func.count())
+            .where(StudyTrialRow.study_id.in_(found))
+            .group_by(StudyTrialRow.study_id, StudyTrialRow.state)
         )
         with self._database.read() as session:
-            return dict(row.tuple() for row in session.execute(query))
+            for study, state, count in session.execute(query):
+                found[study][state] = count
+        return found
+
+    def best(self, studies: Sequence[StudyRecord]) -> dict[int, StudyTrial]:
+        """Return the fastest trial of each study that has one, by the ids of the studies."""
+        row = StudyTrialRow
+        fastest_first = func.row_number().over(
+            partition_by=row.study_id, order_by=[row.time_s, row.id]
+        )
+        ranked = (
+            select(row.id, fastest_first.label("place"))
+            .where(row.study_id.in_([study.id for study in studies]), row.state == "ok")
+            .subquery()
+        )
+        query = select(row).join(ranked, ranked.c.id == row.id).where(ranked.c.place == 1)
+        with self._database.read() as session:
+            return {found.study_id: _trial(found) for found in session.scalars(query)}
 
     @staticmethod
     def _lock(session: Session, study: StudyRecord) -> None:

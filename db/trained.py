@@ -9,7 +9,6 @@ from sqlalchemy.orm import Session
 
 from db.models import FacetRow, HardwareRow
 from db.rows import hardware_of
-from recommender.families import family_of
 from recommender.measurement import MeasureStatus
 
 
@@ -21,5 +20,5 @@ def devices_by_family(session: Session, kernel: str) -> dict[str, Sequence[Hardw
     query = select(HardwareRow).where(HardwareRow.id.in_(measured)).order_by(HardwareRow.id)
     found: dict[str, list[HardwareRow]] = {}
     for row in session.scalars(query):
-        found.setdefault(family_of(hardware_of(row)), []).append(row)
+        found.setdefault(hardware_of(row).family, []).append(row)
     return dict(found)

@@ -22,6 +22,7 @@ from recommender.measurement import Measurement, MeasureStatus, Protocol
 
 Lease = tuple[int, int]  # id and attempt of a trial
 OUTLINED = 300  # characters of a failure
+CURRENT = TrialRow.round >= 0  # not put aside when the code of the run changed
 LONGEST_DELAY = timedelta(minutes=1)  # of a retry; a date beyond it is of a clock since set back
 
 
@@ -44,7 +45,7 @@ class Trials:
             dialect = self._database.engine.dialect.name
             config = TrialRow.__table__.c.config_id
             columns = (config, TrialRow.protocol, TrialRow.round)
-            named = select(*columns).where(of_run, is_among(config, "configs", dialect))
+            named = select(*columns).where(of_run, CURRENT, is_among(config, "configs", dialect))
             stored = session.execute(named, {"configs": list(ids.values())})
             known = {_identity(*row) for row in stored}
             for trial in new:
@@ -173,7 +174,7 @@ class Trials:
         query = (
             select(TrialRow, MeasurementRow)
             .outerjoin(MeasurementRow, MeasurementRow.trial_id == TrialRow.id)
-            .where(TrialRow.run_id == run_id)
+            .where(TrialRow.run_id == run_id, CURRENT)
             .order_by(MeasurementRow.id.is_(None), MeasurementRow.id, TrialRow.sequence)
         )
         if state is not None:
@@ -195,7 +196,7 @@ class Trials:
             )
             .join(ConfigRow, ConfigRow.id == TrialRow.config_id)
             .outerjoin(MeasurementRow, MeasurementRow.trial_id == TrialRow.id)
-            .where(TrialRow.run_id == run_id)
+            .where(TrialRow.run_id == run_id, CURRENT)
             .order_by(MeasurementRow.id.is_(None), MeasurementRow.id, TrialRow.sequence)
         )  # fmt: skip
         names = [field.name for field in fields(TrialOutline)]
@@ -222,7 +223,7 @@ class Trials:
         query = (
             select(TrialRow, MeasurementRow)
             .outerjoin(MeasurementRow, MeasurementRow.trial_id == TrialRow.id)
-            .where(TrialRow.run_id == run_id, TrialRow.id > (after or 0))
+            .where(TrialRow.run_id == run_id, CURRENT, TrialRow.id > (after or 0))
             .order_by(TrialRow.id)
             .limit(limit)
         )
@@ -242,7 +243,7 @@ class Trials:
             select(TrialRow.run_id, status, func.count())
             .select_from(TrialRow)
             .outerjoin(MeasurementRow, MeasurementRow.trial_id == TrialRow.id)
-            .where(TrialRow.run_id.in_(run_ids))
+            .where(TrialRow.run_id.in_(run_ids), CURRENT)
             .group_by(TrialRow.run_id, status)
         )
         found: dict[int, dict[str, int]] = {run_id: {} for run_id in run_ids}

@@ -16,8 +16,8 @@ from recommender.cpu_terms import CoreTerms
 from recommender.few_rows_model import joined_blocks
 from recommender.gpu_model import gpu_terms
 from recommender.hardware import HardwareProfile
+from recommender.hashed import Hashed
 from recommender.op_model import op_terms
-from recommender.open_shapes import Hashed
 from recommender.space import SearchSpace
 from recommender.straight_line import StraightLine, place_of_largest, plain
 from tilecore.graph import Bindings, Contraction, TileGraph, evaluate, sole_contraction

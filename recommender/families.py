@@ -2,7 +2,7 @@
 
 All CPUs are one, "cpu": their features tell them apart. GPUs of one architecture are one, by its
 name ("sm_90a", "gfx942"): what the compiler emits for another is other code. What is emulated is
-of a family of its own ("emulated-sm_90a").
+of a family of its own ("emulated-sm_90a"). Which one a device is of is ``HardwareProfile.family``.
 """
 
 from __future__ import annotations
@@ -10,19 +10,11 @@ from __future__ import annotations
 import re
 
 from recommender import features, gpu_features
-from recommender.hardware import EMULATED, HardwareProfile
 
 CPU = "cpu"
 VERSION = 3  # of the analytic model of GPUs, on which models of GPUs build
 _END = f"-{VERSION}-{gpu_features.DIGEST}"
 _GPU = re.compile(r"((?:emulated-)?(?:sm_[0-9]+[a-z]?|gfx[0-9a-f]+))" + _END)
-
-
-def family_of(hardware: HardwareProfile) -> str:
-    """Return the family of a device."""
-    if hardware.kind == CPU:
-        return CPU
-    return f"{EMULATED}-{hardware.arch}" if hardware.is_emulated else hardware.arch
 
 
 def schema_of(family: str) -> str:

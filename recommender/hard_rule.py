@@ -7,8 +7,8 @@ from functools import lru_cache, reduce
 from typing import Any
 
 from recommender.gpu_limits import gpu_limits
+from recommender.hashed import Hashed
 from recommender.limits import hard_limits
-from recommender.open_shapes import Hashed
 from recommender.straight_line import StraightLine
 from tilecore.graph import TileGraph
 

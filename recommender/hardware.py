@@ -56,6 +56,13 @@ class HardwareProfile:
         """Whether the emulator stands in for the device: times of it say nothing about a device."""
         return EMULATED in self.features
 
+    @property
+    def family(self) -> str:
+        """The family of devices that one cost model learns from (``families``)."""
+        if self.kind == "cpu":
+            return "cpu"
+        return f"{EMULATED}-{self.arch}" if self.is_emulated else self.arch
+
     def as_dict(self) -> dict[str, object]:
         """Return the JSON form."""
         return {**asdict(self), "peak_flop_per_s": dict(self.peak_flop_per_s)}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from recommender.hashed import Hashed
 from recommender.tracing import NeedsValue, refuse_branches_on
 from tilecore.errors import TileError
 from tilecore.graph import (
@@ -35,17 +36,6 @@ MOST_OPEN = 128  # traces that are kept: one for every set of fields that are no
 PROBES = (96, 1000)  # sizes of the first dimension; the next ones differ from it
 NOT_OPEN = (TileError, NeedsValue, TypeError)  # TypeError: it wants numbers
 Rest = tuple[tuple[str, Any], ...]  # fields of a problem that are no symbols
-
-
-@dataclass(frozen=True, slots=True)
-class Hashed:
-    """A value with unhashable fields as a cache key: hashed by name, compared whole."""
-
-    value: Any
-    name: str
-
-    def __hash__(self) -> int:
-        return hash(self.name)
 
 
 @dataclass(frozen=True, slots=True)

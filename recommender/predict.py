@@ -21,7 +21,7 @@ from recommender.around import around
 from recommender.cost_model import CostModel, Prediction
 from recommender.cpu_choices import Columns
 from recommender.errors import InvalidModel
-from recommender.families import family_of, schema_of
+from recommender.families import schema_of
 from recommender.features import features
 from recommender.hardware import HardwareProfile
 from recommender.ports import MeasurementStore
@@ -130,7 +130,7 @@ def active_model(
 
     None where this version can read neither, or neither was trained on the element type.
     """
-    family = family_of(hardware)
+    family = hardware.family
     stored, schema = store.active_model(kernel, family), schema_of(family)
     if stored is not None and stored.feature_schema == schema:
         with suppress(InvalidModel):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from recommender.cost_model import CostModel
 from recommender.errors import InvalidModel
-from recommender.families import family_of, schema_of
+from recommender.families import schema_of
 from recommender.hardware import HardwareProfile
 
 PRIOR_THREADS = 1  # of all recordings that they were trained on
@@ -23,7 +23,7 @@ FOLDER = Path(__file__).parent / "priors"
 
 def prior(kernel: str, hardware: HardwareProfile) -> CostModel | None:
     """Return the model that ships for a kernel on devices of this kind, None without one."""
-    return prior_of(kernel, family_of(hardware), hardware.arch)
+    return prior_of(kernel, hardware.family, hardware.arch)
 
 
 def prior_of(kernel: str, family: str, arch: str) -> CostModel | None:

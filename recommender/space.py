@@ -16,6 +16,7 @@ from recommender.factored import Factored, Grid
 from recommender.gpu_limits import gpu_limits
 from recommender.hard_rule import KEPT, hard_rule
 from recommender.hardware import HardwareProfile
+from recommender.hashed import Hashed
 from recommender.limits import (
     Limit,
     hard_limits,
@@ -23,7 +24,7 @@ from recommender.limits import (
     value_fault,
     with_sizes,
 )
-from recommender.open_shapes import Hashed, TracedShape, traced
+from recommender.open_shapes import TracedShape, traced
 from recommender.straight_line import Numbers, StraightLine
 from tilecore.errors import InvalidConfig
 from tilecore.graph import Bindings, Contraction, TileGraph, sole_contraction

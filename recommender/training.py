@@ -11,7 +11,7 @@ import numpy as np
 from recommender.analytic import ANALYTIC_SPREAD, estimate
 from recommender.cost_model import MIN_ROWS, CostModel
 from recommender.errors import NotEnoughMeasurements
-from recommender.families import CPU, family_of, schema_of
+from recommender.families import CPU, schema_of
 from recommender.features import features
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, MeasureStatus
@@ -132,7 +132,7 @@ def make_groups(
     """
     found: dict[tuple[str, str, int, str], list[Measurement]] = {}
     for m in measurements:
-        is_known = m.workload.kernel == definition.name and family_of(m.hardware) == family
+        is_known = m.workload.kernel == definition.name and m.hardware.family == family
         if m.status is MeasureStatus.OK and is_known:
             key = (m.workload.key, m.hardware.key, m.threads, m.protocol)
             found.setdefault(key, []).append(m)
@@ -167,7 +167,7 @@ def fit_groups(groups: Sequence[Group], seed: int, *, with_interval: bool) -> Co
         np.concatenate([g.features for g in groups]),
         np.concatenate([g.log_ratio for g in groups]),
         names,
-        feature_schema=schema_of(family_of(groups[0].hardware)),
+        feature_schema=schema_of(groups[0].hardware.family),
         seed=seed,
         with_interval=with_interval,
         dtypes=sorted({str(dict(g.workload.problem)["dtype"]) for g in groups}),

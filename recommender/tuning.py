@@ -104,7 +104,8 @@ class TuningSession:
             ranked: what is recommended without a measurement of this workload, the best first.
             screening: the candidates, and the search over them.
             budget: how long to search.
-            incumbents: what was the best before: measured early, confirmed again.
+            incumbents: what was the best before: measured early, confirmed again; what has other
+                knobs (of another version of the program) is left out.
             clock: seconds.
         """
         self.budget = budget or Budget()
@@ -112,7 +113,7 @@ class TuningSession:
         self._default = default
         self._recommended = ranked[0]
         self._seeds = ranked[1:]
-        self._incumbents = incumbents
+        self._incumbents = [config for config in incumbents if config.keys() == default.keys()]
         self._screening = screening
         self._told: dict[tuple[TileConfig, Protocol], Measurement] = {}
         self._open: set[tuple[TileConfig, Protocol]] = set()

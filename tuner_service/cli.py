@@ -292,10 +292,12 @@ def coordinator(
     ray_address: RayAddress = None,
 ) -> None:
     """Run tuning runs until stopped (one leads per database; others stand by)."""
-    from tuner_service import commands
+    from tuner_service import record_commands
 
     settings = load_settings(executor=executor, ray_address=ray_address)
-    status = commands.coordinator(settings, until_idle=until_idle, parent=parent, check=check)
+    status = record_commands.coordinator(
+        settings, until_idle=until_idle, parent=parent, check=check
+    )
     raise typer.Exit(status)
 
 
@@ -322,9 +324,9 @@ def profile(
     if_missing: Annotated[bool, typer.Option("--if-missing", help="only if not known")] = False,
 ) -> None:
     """Measure this machine's FMA peak, bandwidth and latency; show and store them."""
-    from tuner_service import commands
+    from tuner_service import record_commands
 
-    commands.profile(load_settings(), if_missing=if_missing)
+    record_commands.profile(load_settings(), if_missing=if_missing)
 
 
 @app.command()
@@ -334,9 +336,9 @@ def runs(
     limit: Limit = 20,
 ) -> None:
     """List tuning runs, newest first."""
-    from tuner_service import commands
+    from tuner_service import record_commands
 
-    commands.runs(load_settings(), state=state, created_by=created_by, limit=limit)
+    record_commands.runs(load_settings(), state=state, created_by=created_by, limit=limit)
 
 
 @app.command()
@@ -352,12 +354,12 @@ def measurements(
 ) -> None:
     """Query the tuning log."""
     from db.records import MeasurementQuery
-    from tuner_service import commands
+    from tuner_service import record_commands
 
     query = MeasurementQuery(
         kernel=kernel, m=m, n=n, k=k, dtype=dtype, status=status, best_first=best
     )
-    commands.measurements(load_settings(), query, limit=limit)
+    record_commands.measurements(load_settings(), query, limit=limit)
 
 
 @app.command()
@@ -388,17 +390,21 @@ def log(
 ) -> None:
     """Query the tuning log, or write it into a file."""
     from db.records import MeasurementQuery
-    from tuner_service import commands
-    from tuner_service.questions import near_workload
+    from tuner_service import record_commands
 
+    near_by = None
+    if near is not None:
+        from tuner_service.questions import near_workload
+
+        near_by = near_workload(kernel, near)
     query = MeasurementQuery(
         kernel=kernel, m=m, n=n, k=k, dtype=dtype, toolchain_key=toolchain, status=status,
         protocol=protocol, since=since and since.replace(tzinfo=UTC),
         until=until and until.replace(tzinfo=UTC),
-        near=None if near is None else near_workload(kernel, near), created_by=created_by,
+        near=near_by, created_by=created_by,
         best_first=best, winners=winners,
     )  # fmt: skip
-    commands.log(load_settings(), query, hardware, limit=limit, export=export)
+    record_commands.log(load_settings(), query, hardware, limit=limit, export=export)
 
 
 @app.command()
@@ -409,12 +415,12 @@ def migrate(
     ] = None,
 ) -> None:
     """Bring the database to the schema of this version, or back to that of an earlier one."""
-    from tuner_service import commands
+    from tuner_service import record_commands
 
     if down_to is None:
-        commands.migrate(load_settings())
+        record_commands.migrate(load_settings())
     else:
-        commands.migrate_down(load_settings(), down_to)
+        record_commands.migrate_down(load_settings(), down_to)
 
 
 def main() -> None:

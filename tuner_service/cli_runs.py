@@ -18,33 +18,33 @@ Node = Annotated[str, typer.Argument(help="the key of a node, or how it begins")
 @run_app.command()
 def show(run: Run) -> None:
     """Print what a run has found so far."""
-    from tuner_service import commands
+    from tuner_service import record_commands
 
-    commands.show_run(load_settings(), run)
+    record_commands.show_run(load_settings(), run)
 
 
 @run_app.command()
 def pause(run: Run) -> None:
     """Pause: what is under way ends and counts."""
-    from tuner_service import commands
+    from tuner_service import record_commands
 
-    commands.change_run(load_settings(), run, "pause")
+    record_commands.change_run(load_settings(), run, "pause")
 
 
 @run_app.command()
 def resume(run: Run) -> None:
     """Let a paused run go on."""
-    from tuner_service import commands
+    from tuner_service import record_commands
 
-    commands.change_run(load_settings(), run, "resume")
+    record_commands.change_run(load_settings(), run, "resume")
 
 
 @run_app.command()
 def cancel(run: Run) -> None:
     """Cancel; what was measured stays."""
-    from tuner_service import commands
+    from tuner_service import record_commands
 
-    commands.change_run(load_settings(), run, "cancel")
+    record_commands.change_run(load_settings(), run, "cancel")
 
 
 @run_app.command()
@@ -56,9 +56,9 @@ def extend(
     ] = 0.0,
 ) -> None:
     """Give an open or finished run a larger budget."""
-    from tuner_service import commands
+    from tuner_service import record_commands
 
-    commands.extend_run(load_settings(), run, trials=trials, seconds=seconds)
+    record_commands.extend_run(load_settings(), run, trials=trials, seconds=seconds)
 
 
 @run_app.command()
@@ -72,9 +72,9 @@ def amend(
     ] = None,
 ) -> None:
     """Change priority or ceiling of an open run."""
-    from tuner_service import commands
+    from tuner_service import record_commands
 
-    commands.amend_run(load_settings(), run, priority=priority, ceiling_s=ceiling)
+    record_commands.amend_run(load_settings(), run, priority=priority, ceiling_s=ceiling)
 
 
 @node_app.command("list")
@@ -83,22 +83,22 @@ def list_nodes(
     full: Annotated[bool, typer.Option("--full", help="whole keys, not how they begin")] = False,
 ) -> None:
     """List the machines of the cluster as its leader last saw them."""
-    from tuner_service import commands
+    from tuner_service import record_commands
 
-    commands.nodes(load_settings(), with_lost=lost, in_full=full)
+    record_commands.nodes(load_settings(), with_lost=lost, in_full=full)
 
 
 @node_app.command()
 def drain(node: Node) -> None:
     """Give a node no new trials; what is under way on it ends."""
-    from tuner_service import commands
+    from tuner_service import record_commands
 
-    commands.drain(load_settings(), node, back=False)
+    record_commands.drain(load_settings(), node, back=False)
 
 
 @node_app.command()
 def undrain(node: Node) -> None:
     """Let a drained node work again."""
-    from tuner_service import commands
+    from tuner_service import record_commands
 
-    commands.drain(load_settings(), node, back=True)
+    record_commands.drain(load_settings(), node, back=True)

@@ -27,6 +27,8 @@ from tuner_service.report import ROLES, doubts_in, work_flop_of
 if TYPE_CHECKING:
     from recommender.recommendation import Recommendation
 
+out = Console()
+err = Console(stderr=True)
 ROLE_TITLES = ("default config", "zero-measurement recommendation", "best found")
 KEY_DIGITS = 12  # of the key of a node, where no other begins with them
 IDLE_KNOBS = ("num_stages", "threads")  # without effect on a CPU: not worth a column
@@ -64,6 +66,8 @@ class RunProgress:
         """Take in an event."""
         if event.kind in ("started", "resumed"):
             self._progress.update(self._task, description=f"{event.kind}, compiling")
+        if event.kind == "renewed":
+            self._done, self._best_s = 0, {}
         if event.kind != "trial":
             return
         self._done += 1

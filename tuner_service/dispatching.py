@@ -15,6 +15,7 @@ from recommender.dispatch_times import Times, known_times
 from tilecore.dispatch_table import DispatchTable, check_for_vllm, write_json
 from tilecore.target import Target, parse_target
 from tuner_service import commands, jobs, wiring
+from tuner_service.console import out
 from tuner_service.console_dispatch import TuningLines, print_dispatch_table
 from tuner_service.dispatch_evidence import LoggedSessions
 from tuner_service.dispatch_shapes import AskedTable, understand_table
@@ -51,21 +52,21 @@ def dispatch(
 
         table = ask(
             settings, service, asked, choice, trust_predictions=trust_predictions, effort=effort,
-            watch=TuningLines(commands.out),
+            watch=TuningLines(out),
         )  # fmt: skip
         kind = "cpu" if isinstance(parse_target(table.target), Target) else "gpu"
     else:
         table, kind = make_table(
             settings, asked, choice, trust_predictions=trust_predictions, effort=effort
         )
-    print_dispatch_table(commands.out, table, kind)
+    print_dispatch_table(out, table, kind)
     if output is not None:
         try:
             write_json(output, table.as_vllm() if form == "vllm" else table.to_json())
         except OSError as error:
             reason = error.strerror or str(error)
             raise ExportFailed(path=output, reason=reason, hint=PLACE) from error
-        commands.out.print(f"written: {output}", soft_wrap=True, highlight=False)
+        out.print(f"written: {output}", soft_wrap=True, highlight=False)
 
 
 def _check_place(output: Path) -> None:
@@ -120,7 +121,7 @@ def tuned_times(
         tuning = TableTuning(store, asked, effort, key)
     while isinstance(now := tuning.advance(), Waiting):
         anew = f", {now.queued} of them anew" if now.stage == "tuning" else ""
-        commands.out.print(f"{now.stage} {len(now.runs)} shapes{anew}")
+        out.print(f"{now.stage} {len(now.runs)} shapes{anew}")
         follow(settings, store, now.runs)
         held = [r for r in (store.runs.get(r.public_id) for r in now.runs) if not r.is_finished]
         if held:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypedDict
 
 from db.errors import IllegalTransition
@@ -16,6 +17,7 @@ from db.records import DEFAULT_PRIORITY, OPEN_STATES, NewRun, RunRecord, TrialOu
 from db.store import SqlStore
 from recommender.hardware import HardwareProfile
 from recommender.measurement import MeasureStatus, Protocol, Toolchain
+from recommender.nearest import fastest
 from recommender.space import SearchSpace
 from recommender.workload import digest_of
 from tilecore import kernels
@@ -29,17 +31,6 @@ from tuner_service.wiring import detected_host, host_toolchain
 from workers.devices import gpu_devices
 
 EMULATED_FLOP = 1e9  # some 20 s of the emulator
-
-
-def latest_run(store: SqlStore, question: Question, states: Sequence[str]) -> RunRecord | None:
-    """Return the newest run of exactly this question in one of the states."""
-    return store.runs.latest(
-        question.workload,
-        hardware_key=question.hardware.key,
-        program_digest=question.program_digest,
-        toolchain_key=question.toolchain.key,
-        states=states,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +59,19 @@ class Effort:
 def known_run(
     store: SqlStore, question: Question, effort: Effort, *, force: bool = False
 ) -> RunRecord | None:
-    """Return a run that answers the question (none, with ``force``), or one under way."""
-    done = None if force else latest_run(store, question, ("SUCCEEDED",))
-    if done is not None and done.spec["max_trials"] >= effort.max_trials:
-        return done
-    return latest_run(store, question, OPEN_STATES)
+    """Return a run that answers the question (none, with ``force``), or one under way.
+
+    One under way may be of other code: it becomes one of the coordinator's (``current``).
+    """
+    about = partial(store.runs.latest, question.workload, hardware_key=question.hardware.key)
+    if not force:
+        done = about(
+            states=("SUCCEEDED",), program_digest=question.program_digest,
+            toolchain_key=question.toolchain.key,
+        )  # fmt: skip
+        if done is not None and done.spec["max_trials"] >= effort.max_trials:
+            return done
+    return about(states=OPEN_STATES)
 
 
 def submit(
@@ -150,18 +149,19 @@ def check_current(run: RunRecord, toolchain: Toolchain) -> None:
 
 
 def current(store: SqlStore, run: RunRecord, toolchain: Toolchain, epoch: int) -> RunRecord:
-    """Return a run as one of the code that there is now; one that has not begun becomes that.
+    """Return an open run as one of the code that there is now: one of other code becomes that.
 
-    Raises:
-        StaleRun: it began with other code, and what both measure is not compared (SV912).
+    What both measure is not compared: one that has begun begins again, with what was fastest.
     """
     try:
         check_current(run, toolchain)
     except StaleRun:
-        if run.started_at is not None:
-            raise
-        own = toolchain.on(run.hardware.kind)
-        return store.runs.renew(run, epoch, program_digest=_program_digest(run), toolchain=own)
+        best = fastest([t.measurement for t in store.trials.of_run(run.id) if t.measurement])
+        return store.runs.renew(
+            run, epoch, program_digest=_program_digest(run),
+            toolchain=toolchain.on(run.hardware.kind),
+            incumbents=[] if best is None else [best.config],
+        )  # fmt: skip
     return run
 
 

@@ -8,7 +8,7 @@ from db.records import RunRecord
 from db.store import SqlStore
 from recommender.cost_model import CostModel
 from recommender.errors import InvalidModel, NotEnoughMeasurements
-from recommender.families import family_of, schema_of
+from recommender.families import schema_of
 from recommender.hardware import HardwareProfile
 from recommender.prior import prior_of
 from recommender.training import TrainingOutcome, train
@@ -45,7 +45,7 @@ def train_for(store: SqlStore, kernel: str, hardware: HardwareProfile) -> Traini
     Raises:
         NotEnoughMeasurements: there are too few yet (RC606).
     """
-    definition, family = kernels.get(kernel), family_of(hardware)
+    definition, family = kernels.get(kernel), hardware.family
     measurements = store.training(definition.name, family, limit=TRAINING_LIMIT)
     incumbent = incumbent_of(store, definition.name, family, hardware.arch)
     outcome = train(measurements, definition, family=family, incumbent=incumbent)

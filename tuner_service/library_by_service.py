@@ -10,7 +10,7 @@ from recommender.recommendation import Recommendation
 from tilecore.tile_config import TileConfig
 from tuner_service import console as show
 from tuner_service.client import ServiceClient
-from tuner_service.commands import out
+from tuner_service.console import out
 from tuner_service.errors import RunFailed
 from tuner_service.jobs import Effort
 from tuner_service.settings import Settings

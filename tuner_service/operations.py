@@ -11,10 +11,9 @@ from pydantic import ValidationError
 from db.backup import back_up as back_up_file
 from db.records import RetentionPolicy
 from db.session import Database
-from tilecore import kernels
 from tuner_service import console as show
 from tuner_service import wiring
-from tuner_service.commands import err, out
+from tuner_service.console import err, out
 from tuner_service.errors import InvalidRequest
 from tuner_service.schemas import KeyRequest
 from tuner_service.settings import Settings
@@ -74,7 +73,11 @@ def compact(settings: Settings, policy: RetentionPolicy, *, dry_run: bool, vacuu
 def list_models(settings: Settings, kernel: str | None, *, limit: int) -> None:
     """Print versions of cost models."""
     store = wiring.open_store(settings)
-    name = None if kernel is None else kernels.get(kernel).name
+    name = None
+    if kernel is not None:
+        from tilecore import kernels
+
+        name = kernels.get(kernel).name
     show.print_models(out, store.models.list(kernel=name, limit=limit))
 
 
@@ -100,18 +103,18 @@ def upload_model(settings: Settings, file: Path, kernel: str, devices: str) -> N
 
 
 def _check_devices(devices: str) -> None:
-    from recommender.families import CPU, family_of, family_of_schema, schema_of
+    from recommender.families import CPU, family_of_schema, schema_of
     from recommender.hardware import load_profile, nearest_profile, profile_names
 
     if family_of_schema(schema_of(devices)) is not None:
         return
-    gpus = {family_of(load_profile(name)) for name in profile_names()} - {CPU}
+    gpus = {load_profile(name).family for name in profile_names()} - {CPU}
     like = nearest_profile(devices)
     hint = "a model is of all CPUs, or of all GPUs of an architecture"
     raise InvalidRequest(
         message=f"--devices: expected {CPU} or an architecture ({', '.join(sorted(gpus))}), "
         f"found {devices!r}",
-        hint=hint if like is None else f"{hint}; {like.name} is {family_of(like)}",
+        hint=hint if like is None else f"{hint}; {like.name} is {like.family}",
     )
 
 

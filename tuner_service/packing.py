@@ -15,7 +15,6 @@ from rich.console import Console
 from db.store import SqlStore
 from recommender.campaign import Choice, choose
 from recommender.errors import NotEnoughMeasurements
-from recommender.families import family_of
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, MeasureStatus
 from recommender.workload import Workload, digest_of
@@ -185,7 +184,7 @@ def _learn(store: SqlStore, new: Sequence[Measurement]) -> None:
 
     fine = [m for m in new if m.status is MeasureStatus.OK and not digest_of(m.workload.kernel)]
     for (kernel, family), hardware in {
-        (m.workload.kernel, family_of(m.hardware)): m.hardware for m in fine
+        (m.workload.kernel, m.hardware.family): m.hardware for m in fine
     }.items():
         with suppress(NotEnoughMeasurements):
             outcome = train_for(store, kernel, hardware)

@@ -260,10 +260,10 @@ class _DeskHere:
         self._engine.tell(self._study, told, worker)
 
     def standing(self) -> _Standing:
-        first = self._studies.trials(self._study, best_first=True, limit=1)
+        first = self._studies.best([self._study]).get(self._study.id)
         best = None
-        if first and first[0].time_s is not None:
-            best = (first[0].config, first[0].time_s)
+        if first is not None and first.time_s is not None:
+            best = (first.config, first.time_s)
         return _Standing(trials=self._studies.count(self._study), best=best)
 
 

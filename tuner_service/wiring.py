@@ -1,6 +1,7 @@
 """Where the parts are put together: store, host profile, toolchain, measurer.
 
-Nothing here imports TVM, torch or Ray until a measurer is made.
+Nothing here imports TVM, torch or Ray until a measurer is made, nor NumPy until somebody asks for
+a device.
 """
 
 from __future__ import annotations
@@ -14,20 +15,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 from db.migrate import open_database
 from db.store import SqlStore
 from recommender.hardware import HardwareProfile, with_assumed_rates
+from recommender.hashed import Hashed
 from recommender.measurement import Toolchain
-from recommender.open_shapes import Hashed
 from recommender.ports import Measurer
 from tuner_service.settings import Settings
 from tuner_service.workplaces import HostWorkplace, Workplace
 from workers.devices import devices_of, gpu_devices
 from workers.errors import ClusterUnavailable
 from workers.gate import Gate
-from workers.host import detect
-from workers.offer import emulated_devices
-from workers.program_desk import ProgramDesk
-from workers.toolchain import current_toolchain
 
 if TYPE_CHECKING:
+    from workers.program_desk import ProgramDesk
     from workers.ray_pool import RayPool
 
 LOG = logging.getLogger(__name__)
@@ -53,12 +51,16 @@ def open_store(settings: Settings) -> SqlStore:
 @functools.cache
 def detected_host() -> HardwareProfile:
     """Return this machine as detected (no rates measured); constant while a process lives."""
+    from workers.host import detect
+
     return detect()
 
 
 @functools.cache
 def host_toolchain() -> Toolchain:
     """Return the toolchain of this installation; constant while a process lives."""
+    from workers.toolchain import current_toolchain
+
     return current_toolchain()
 
 
@@ -86,6 +88,8 @@ def compile_target(hardware: HardwareProfile) -> str:
 @functools.cache
 def program_desk() -> ProgramDesk:
     """Return where this process has programs looked at that somebody sent; children start late."""
+    from workers.program_desk import ProgramDesk
+
     return ProgramDesk()
 
 
@@ -141,6 +145,8 @@ def note_driver(store: SqlStore, device: HardwareProfile) -> None:
 
 def other_devices() -> Sequence[HardwareProfile]:
     """Return the GPUs of this machine, and those that the emulator stands in for."""
+    from workers.offer import emulated_devices
+
     own = {d.hardware.key: d.hardware for d in gpu_devices()}
     return [*own.values(), *emulated_devices()]
 

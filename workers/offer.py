@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from recommender.hardware import HardwareProfile, emulated, load_profile, profile_names
 from workers.devices import gpu_devices
 from workers.errors import ClusterUnavailable
-from workers.host import detect
 
 RESOURCE_PREFIX = "hw:"
 CONNECT_TIMEOUT_S = 5.0
@@ -27,6 +26,8 @@ def offered_here(resource: str) -> HardwareProfile | None:
 
     The emulator stands in for any GPU on any machine.
     """
+    from workers.host import detect
+
     found = (detect(), *(d.hardware for d in gpu_devices()), *emulated_devices())
     return next((h for h in found if resource_name(h) == resource), None)
 

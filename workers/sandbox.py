@@ -337,6 +337,7 @@ class Sandbox:
             finally:
                 limit.cancel()
                 loop.remove_reader(place)
+                os.set_blocking(place, True)  # uvloop changes that; answers come in pieces
             outcome = self._received(child) if has_answered else TimedOut(time.monotonic() - began)
         except (EOFError, ConnectionError):
             outcome = await asyncio.to_thread(self._crash, child)

@@ -25,6 +25,24 @@ os.environ["TILECORE_DATA_DIR"] = tempfile.mkdtemp()
 from tuner_service.cli import run_cli
 assert run_cli(["recommend", "softmax", "--set", "m=100", "--set", "n=200"]) == 0
 """
+COMMAND = """
+import os, tempfile
+os.environ["TILECORE_DATA_DIR"] = tempfile.mkdtemp()
+import subprocess, sys
+from tuner_service.cli import run_cli
+subprocess.run([sys.executable, "-m", "tuner_service.cli", "migrate"], check=True)  # loads alembic
+assert run_cli({arguments!r}) == {status}
+"""
+# Questions about what the database has: neither the kernel library nor NumPy is needed.
+LOOKS = {
+    "runs": 0, "log": 0, "measurements --kernel gemm": 0,
+    "keys list": 0, "node list": 0, "model list": 0, "db compact --dry-run": 0,
+    "coordinator --check": 1, "run cancel r-none": 2,
+}  # fmt: skip
+BEYOND_SQL = (
+    *HEAVY, "numpy", "scipy", "xgboost", "fastapi", "httpx", "tilecore.ir", "tilecore.kernels",
+    "tilecore.language", "recommender.space", "alembic",
+)  # fmt: skip
 CASES = {
     "the service, a recommendation included": (APP, HEAVY),
     "a recommendation without a cost model": (
@@ -34,6 +52,11 @@ CASES = {
     "recommender": ("import recommender.recommend, recommender.tuning", (*HEAVY, "sqlalchemy")),
     "workers": ("import workers, workers.host, workers.toolchain", ("ray", "tvm", "torch")),
     "settings": ("import tuner_service.settings", (*HEAVY, "sqlalchemy", "fastapi")),
+    "tilecore itself": ("import tilecore", (*HEAVY, "numpy", "ml_dtypes", "tilecore.ir")),
+    **{
+        f"tilecore {line}": (COMMAND.format(arguments=line.split(), status=status), BEYOND_SQL)
+        for line, status in LOOKS.items()
+    },
     "the command line's help": (
         "import tuner_service.cli",
         (*HEAVY, "fastapi", "xgboost", "numpy", "sqlalchemy", "tilecore.kernels"),

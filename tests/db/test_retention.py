@@ -130,7 +130,7 @@ def test_what_is_young_recent_or_trained_on_stays(store, make_measurement):
 
 def test_the_run_of_a_trial_is_looked_up_for_each(store):
     """All trials of the log were listed for each workload: of 1,000,000 that took 12 minutes."""
-    query = _superfluous(BARE, START, []).params(workload=1)
+    query = _superfluous(BARE, START, []).params(workloads=[1, 2])
     how = {"render_postcompile": True}
     statement = str(query.compile(dialect=sqlite.dialect(), compile_kwargs=how))
     with store.database.read() as session:

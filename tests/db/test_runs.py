@@ -680,3 +680,47 @@ def test_going_back_to_the_schema_before_and_forward_keeps_every_trial(
     kept = [[t.measurement_id for t in store.trials.of_run(r.id)] for r in (runs[0], runs[2])]
     assert kept == [before[:3], before[3:]]
     assert store.count_measurements() == 6
+
+
+def test_a_run_of_other_code_begins_again_and_its_measurements_stay(
+    store, new_run, make_measurement
+):
+    """Two extensions and two upgrades: trials that are put aside never stand where others are."""
+    run, epoch = new_run(spec={"max_trials": 9, "time_limit_s": 9.0}), store.leader.acquire("a", 60)
+    store.runs.start(run, epoch)
+    codes = [replace(TOOLCHAIN, tilecore=f"code {i}") for i in range(3)]
+    for number, code in enumerate(codes):
+        store.runs.add_time(run.id, 2.0, 1.0, epoch)
+        for protocol in Protocol:
+            new = [replace(t, round=run.round) for t in trials(2, protocol)]
+            assert store.trials.add(run.id, new, epoch) == []
+            assert store.trials.add(run.id, new, epoch) == new
+        first, *_ = store.trials.claim(run.id, epoch, 4, 60)
+        assert store.trials.accept(first, epoch, make_measurement(config=first.config))
+        if number == 0:
+            store.runs.extend(run.public_id, trials=1)
+            store.trials.add(
+                run.id, [replace(t, round=1) for t in trials(2, Protocol.CONFIRM)], epoch
+            )
+        run = store.runs.renew(
+            run, epoch, program_digest=f"p{number}", toolchain=code, incumbents=[first.config]
+        )
+        assert (run.program_digest, run.toolchain, run.device_s) == (f"p{number}", code, 0.0)
+        assert run.active_s == 2.0 * (number + 1)
+        assert len(run.spec["incumbents"]) == number + 1
+        assert run.spec["max_trials"] == 10  # extended meanwhile: the record did not know
+        assert store.trials.of_run(run.id) == store.trials.page(run.id) == []
+        assert store.trials.count_by_status(run.id) == {}
+        assert store.trials.claim(run.id, epoch, 9, 60) == []
+        assert store.trials.accept(first, epoch, make_measurement()) is None
+        assert store.count_measurements() == number + 1
+    told = [e.payload["trials"] for e in store.runs.events(run.id) if e.kind == "renewed"]
+    assert told == [1, 1, 1]
+    store.runs.finish(run.id, epoch, "SUCCEEDED", result={})
+    again, _ = store.runs.extend(run.public_id, trials=1)
+    assert store.trials.claim(again.id, epoch, 9, 60) == []  # what was put aside stays there
+    store.runs.finish(run.id, epoch, "CANCELLED")
+    assert (
+        store.runs.renew(run, epoch, program_digest="p9", toolchain=TOOLCHAIN).program_digest
+        == "p2"
+    )

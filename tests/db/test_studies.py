@@ -99,7 +99,7 @@ def test_failures_have_no_time(store, study):
     assert store.studies.complete(study, trial.id, "w1", [], "does not compile") == failed
     with pytest.raises(AlreadyTold, match="failed: does not compile"):
         store.studies.complete(study, trial.id, "w1", [], "hangs")
-    assert store.studies.trials(study, best_first=True) == []
+    assert store.studies.best([study]) == {}
 
 
 def test_the_median_of_an_even_number_of_times_lies_between(store, study):
@@ -219,3 +219,22 @@ def test_what_nobody_was_given_comes_on_top_of_the_budget(store, second_store):
     store.studies.close(study.public_id)
     with pytest.raises(StudyClosed):
         store.studies.tell(study, told, "old")
+
+
+def test_the_best_of_several_studies_is_found_at_once(store, study):
+    other, _ = store.studies.create(replace(NEW, name="gemm"))
+    empty, _ = store.studies.create(replace(NEW, name="none"))
+    told = {study.id: [3.0, 1.0, 1.0], other.id: [2.0]}
+    for one in (study, other):
+        given = store.studies.add(one, configs(*range(5)), "w1", 60)
+        for trial, time_s in zip(given, told[one.id], strict=False):
+            store.studies.complete(one, trial.id, "w1", [time_s], "")
+        store.studies.complete(one, given[4].id, "w1", [], "does not compile")
+    best = store.studies.best([empty, other, study])
+    assert {number: (t.row, t.time_s) for number, t in best.items()} == {
+        study.id: (1, 1.0), other.id: (0, 2.0)
+    }  # fmt: skip
+    assert store.studies.counts([empty, other, study]) == {
+        empty.id: {}, study.id: {"ok": 3, "failed": 1, "leased": 1},
+        other.id: {"ok": 1, "failed": 1, "leased": 3},
+    }  # fmt: skip

@@ -12,7 +12,7 @@ import pytest
 from recommender import analytic, gpu_model
 from recommender.analytic import estimate
 from recommender.errors import NotEnoughMeasurements
-from recommender.families import family_of, family_of_schema, feature_names, schema_of
+from recommender.families import family_of_schema, feature_names, schema_of
 from recommender.features import features
 from recommender.hardware import emulated, load_profile
 from recommender.ports import StoredModel
@@ -41,10 +41,10 @@ class GpuStore(MemoryStore):
 
 
 def test_a_family_is_all_cpus_or_one_architecture_of_gpus():
-    assert family_of(HOST) == "cpu"
-    assert family_of(H200) == family_of(load_profile("h100-sxm")) == "sm_90a"
-    assert family_of(emulated(H200)) == "emulated-sm_90a"
-    assert family_of(load_profile("mi300x")) == "gfx942"
+    assert HOST.family == "cpu"
+    assert H200.family == load_profile("h100-sxm").family == "sm_90a"
+    assert emulated(H200).family == "emulated-sm_90a"
+    assert load_profile("mi300x").family == "gfx942"
 
 
 @pytest.mark.parametrize("family", ["cpu", "sm_90a", "emulated-sm_80", "gfx90a"])
@@ -58,7 +58,7 @@ def test_features_are_finite_and_tell_configs_apart(device):
     problem = dict(workload(1000, 1024, 512, dtype="float16").problem)
     space = SearchSpace.build(GEMM, problem, load_profile(device))
     table = features(space, space.columns, estimate(space))
-    assert table.shape == (len(space), len(feature_names(family_of(space.hardware))))
+    assert table.shape == (len(space), len(feature_names(space.hardware.family)))
     assert np.isfinite(table).all()
     assert len(np.unique(table, axis=0)) == len(space)
 

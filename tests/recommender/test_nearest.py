@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recommender.nearest import WorkloadIndex, workload_distance
+from recommender.nearest import workload_distance
 from recommender.workload import Workload
+from recommender.workload_index import WorkloadIndex
 
 SIZES = st.sampled_from((0, 1, 7, 64, 1000, 4096))
 PROBLEMS = st.fixed_dictionaries(
@@ -52,7 +53,8 @@ def test_of_many_numbers_of_threads_the_one_asked_for_comes_first():
 
 
 DISTANCES = """
-from recommender.nearest import WorkloadIndex, workload_distance
+from recommender.nearest import workload_distance
+from recommender.workload_index import WorkloadIndex
 from recommender.workload import Workload
 
 sizes = [{"m": 24 + i, "n": 112 + 7 * i, "k": 443, "l": 9 + i} for i in range(9)]

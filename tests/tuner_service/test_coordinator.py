@@ -193,16 +193,54 @@ def test_a_run_that_waited_while_the_code_was_upgraded_is_one_of_the_new_code(st
     assert done.program_digest == queue_run().program_digest
     assert {m.toolchain for m in store.measurements()} == {TOOLCHAIN}
     told = [(e.kind, e.payload) for e in store.runs.events(run.id)][:3]
-    assert told[1] == ("renewed", {"from": older.key, "to": TOOLCHAIN.key})
+    assert told[1] == ("renewed", {"from": older.key, "to": TOOLCHAIN.key, "trials": 0})
     assert told[2][0] == "started"
 
 
-def test_a_run_that_other_code_began_is_refused(store, queue_run):
-    run = queue_run(toolchain=Toolchain(tilecore="older", tvm="x", llvm="y"))
-    assert store.runs.start(run, store.leader.acquire("older", 0.0))
+@pytest.mark.parametrize("upgrades", [1, 2])
+def test_a_run_that_other_code_began_begins_again_with_what_was_fastest(store, queue_run, upgrades):
+    """It failed (SV912): whoever upgraded in the middle of a run had to queue it again."""
+    older = [Toolchain(tilecore=f"older {i}", tvm="x", llvm="y") for i in range(upgrades)]
+    run = queue_run(toolchain=older[0], max_trials=12)
+    for toolchain in older:  # each code is left in the middle of the screening
+        workplace = HostWorkplace(
+            HARDWARE, lambda _, t=toolchain: TableMeasurer(toolchain=t, delay_s=0.02)
+        )
+        before = Coordinator(
+            store, workplace=workplace, toolchain=toolchain, limits=LIMITS, leader_ttl_s=0.0
+        )
+        known = store.count_measurements()
+        thread = threading.Thread(target=before.run)
+        thread.start()
+        while store.count_measurements() < known + 4:
+            time.sleep(0.005)
+        before.stop()
+        thread.join(20)
+    known = store.count_measurements()
+    told = [t.measurement for t in store.trials.of_run(run.id) if t.measurement]
+    best = min(told, key=lambda m: m.time_s).config
+    active_s = store.runs.get(run.public_id).active_s
     coordinator(store, TableMeasurer()).run()
     done = store.runs.get(run.public_id)
-    assert (done.state, done.error[:5]) == ("FAILED", "SV912")
+    trials = store.trials.of_run(run.id)
+    assert (done.state, done.toolchain) == ("SUCCEEDED", TOOLCHAIN)
+    assert {t.measurement.toolchain for t in trials} == {TOOLCHAIN}
+    assert store.count_measurements() == known + len(trials)  # what was measured stays in the log
+    assert sum(t.protocol is Protocol.SCREEN for t in trials) == 12
+    assert best in [t.config for t in trials if t.protocol is Protocol.CONFIRM]
+    assert done.result["trials"] == sum(store.trials.count_by_status(run.id).values())
+    assert done.result["trials"] == len(trials) == len(store.trials.outlines(run.id))
+    assert done.active_s >= active_s
+    renewed = [e.payload for e in store.runs.events(run.id) if e.kind == "renewed"]
+    assert [(e["from"], e["to"]) for e in renewed] == [
+        (a.key, b.key) for a, b in zip(older, [*older[1:], TOOLCHAIN], strict=True)
+    ]
+    assert [e["trials"] for e in renewed][-1] == len(told) >= 4
+    extended, _ = store.runs.extend(run.public_id, trials=3)
+    coordinator(store, TableMeasurer()).run()
+    again = store.trials.of_run(extended.id)
+    assert sum(t.protocol is Protocol.SCREEN for t in again) == 15
+    assert {t.state for t in again} == {"done"}
 
 
 def test_an_unexpected_fault_fails_one_run_only(store, queue_run):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sqlalchemy import update
+from sqlalchemy import event, update
 
 from db.service_models import StudyRow
 from recommender.analytic import estimate
@@ -444,3 +444,29 @@ def test_a_kernel_of_the_library_is_told_its_own_candidates(client):
         assert client.post(f"{url}/trials:add", json=body).json()["items"][0]["state"] == "ok"
     body["trials"][0]["config"] = {**config, "block_M": 31}
     problem(client.post(f"{url}/trials:add", json=body), 422, "RC610")
+
+
+def test_the_trials_of_listed_studies_are_counted_together(client, store):
+    """Each study of the list was asked for its trials and its best by itself."""
+    counts = []
+    for size in (2, 9):
+        while len(store.studies.list()) < size:
+            url = client.post("/v1/studies", json=STUDY).headers["location"]
+            for trial in ask(client, url, 1 + size % 2):
+                tell(client, url, trial, repeats_us=[time_of(trial["config"]), 1e6])
+        asked = []
+
+        def note(*told, asked=asked):
+            asked.append(told[2])
+
+        event.listen(store.database._read, "before_cursor_execute", note)
+        listed = client.get("/v1/studies").json()["items"]
+        event.remove(store.database._read, "before_cursor_execute", note)
+        assert len(listed) == size
+        for one in listed:
+            assert one == client.get(f"/v1/studies/{one['id']}").json()
+            assert one["trials"] == {"ok": 2 if one in listed[:7] and size == 9 else 1}
+            trials = client.get(f"/v1/studies/{one['id']}/trials").json()["items"]
+            assert one["best"] == min(trials, key=lambda t: t["latency_us"])
+        counts.append(len(asked))
+    assert counts[0] == counts[1] > 0

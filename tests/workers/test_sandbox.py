@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import uvloop
 
 from tests.workers.fault_toolbox import CRASHES
 from tests.workers.measurer_contract import orphans
@@ -40,6 +41,10 @@ class Candidate:
         """Write to the standard output, past all buffers."""
         for _ in range(times):
             os.write(1, text.encode())
+
+    def long_text(self, count: int) -> str:
+        """Answer with more than a socket takes at once."""
+        return "x" * count
 
     def close_output_after(self, fault: str) -> None:
         """Leave without standard output, then have a fault."""
@@ -154,6 +159,20 @@ def test_an_event_loop_waits_no_longer_than_it_said(sandbox: Sandbox) -> None:
 
     asyncio.run(wait())
     assert call(sandbox, "print", "x") == Returned(None)
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_answers_may_be_longer_than_a_socket_takes_at_once(sandbox: Sandbox, run) -> None:
+    """With uvloop, as the service has it, what came in pieces was an error 500: BlockingIOError."""
+
+    async def ask() -> None:
+        sandbox.start()
+        for count in (1 << 24, 3):
+            told = await sandbox.awaited("long_text", count, timeout_s=LIMIT_S)
+            assert told == Returned("x" * count)
+
+    run(ask())
+    assert call(sandbox, "long_text", 1 << 24) == Returned("x" * (1 << 24))
 
 
 class Stillborn:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
@@ -90,7 +90,7 @@ def list_studies(
         lambda count, last: store.studies.list(created_by=created_by, limit=count, before=last),
         most=BIGINT,
     )  # fmt: skip
-    return StudyPage(items=[_to_wire(store, s) for s in found], next_cursor=more)
+    return StudyPage(items=_all_to_wire(store, found), next_cursor=more)
 
 
 @router.get("/{study_id:name}", responses=documented(404))
@@ -203,7 +203,17 @@ def _kernel_space(store: SqlStore, request: StudyRequest, kernel: str) -> Kernel
 
 
 def _to_wire(store: Store, study: StudyRecord) -> StudyOut:
-    best = store.studies.trials(study, best_first=True, limit=1)
+    return _all_to_wire(store, [study])[0]
+
+
+def _all_to_wire(store: Store, studies: Sequence[StudyRecord]) -> list[StudyOut]:
+    counts, best = store.studies.counts(studies), store.studies.best(studies)
+    return [_one_to_wire(study, counts[study.id], best.get(study.id)) for study in studies]
+
+
+def _one_to_wire(
+    study: StudyRecord, counts: Mapping[str, int], best: StudyTrial | None
+) -> StudyOut:
     return StudyOut(
         id=study.public_id,
         name=study.name,
@@ -216,8 +226,8 @@ def _to_wire(store: Store, study: StudyRecord) -> StudyOut:
         problem=study.space.get("problem"),
         learns_from=study.space.get("learns_from", []),
         space_size=study.space["size"],
-        trials=store.studies.count(study),
-        best=_trial(best[0]) if best else None,
+        trials=dict(counts),
+        best=None if best is None else _trial(best),
         created_by=study.created_by,
         created_at=study.created_at,
     )
