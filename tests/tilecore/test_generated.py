@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tilecore.language as T
+from tests.tilecore.nest_generator import nests, where_some_is_inside
 from tests.tilecore.program_generator import Program, programs
 from tests.tilecore.x86_paths import CLIENT, TILES, VECTOR, here
 from tilecore import runtime
@@ -55,3 +56,22 @@ def test_more_compiled_code_agrees_with_the_oracle(
     program: Program, path: str, artifacts, tmp_path
 ) -> None:
     check(program, path, artifacts, tmp_path)
+
+
+@settings(max_examples=12, suppress_health_check=FIXTURES)
+@given(program=nests(), path=PATHS)
+def test_nests_over_tensors_agree_with_the_oracle(
+    program: Program, path: str, artifacts, tmp_path
+) -> None:
+    with where_some_is_inside():
+        check(program, path, artifacts, tmp_path)
+
+
+@pytest.mark.exhaustive
+@settings(max_examples=250, suppress_health_check=FIXTURES)
+@given(program=nests(), path=PATHS)
+def test_more_nests_over_tensors_agree_with_the_oracle(
+    program: Program, path: str, artifacts, tmp_path
+) -> None:
+    with where_some_is_inside():
+        check(program, path, artifacts, tmp_path)

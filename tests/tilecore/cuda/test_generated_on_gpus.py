@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import tilecore.language as T
 from tests.tilecore.cuda.emulated import run_emulated
+from tests.tilecore.nest_generator import nests, where_some_is_inside
 from tests.tilecore.program_generator import Program, programs
 from tilecore.emulator import LATE, Schedule
 from tilecore.interpreter import run
@@ -50,6 +51,23 @@ def test_emulated_code_agrees_with_the_oracle(program: Program, target: str, tmp
 def test_more_emulated_code_agrees_with_the_oracle(program: Program, target: str, tmp_path) -> None:
     assume(math.prod(program.grid) <= MOST_BLOCKS)
     check(program, target, tmp_path)
+
+
+@settings(max_examples=12, suppress_health_check=FIXTURES)
+@given(program=nests(), target=TARGETS)
+def test_nests_over_tensors_agree_with_the_oracle(program: Program, target: str, tmp_path) -> None:
+    with where_some_is_inside():
+        check(program, target, tmp_path)
+
+
+@pytest.mark.exhaustive
+@settings(max_examples=250, suppress_health_check=FIXTURES)
+@given(program=nests(), target=TARGETS)
+def test_more_nests_over_tensors_agree_with_the_oracle(
+    program: Program, target: str, tmp_path
+) -> None:
+    with where_some_is_inside():
+        check(program, target, tmp_path)
 
 
 @pytest.mark.few(1)

@@ -156,14 +156,13 @@ class FoldLowering:
         scratch, start = self.scratch(self.kind)
         lanes = lanes_alike(self.plan, digit, isa.warp)
         group, stride = quotient(thread, lanes), digit.stride // lanes
-        with contextlib.ExitStack() as stack:
-            if lanes > 1:
-                stack.enter_context(builder.when(tir.EQ(remainder(thread, lanes), index(0))))
-            builder.store(scratch, builder.load(partial, slot), add(start, group))
+        # Lanes that have one value all store it: a branch around it costs registers.
+        builder.store(scratch, builder.load(partial, slot), add(start, group))
         self.sync()
-        number = remainder(quotient(thread, digit.stride), digit.extent)
-        own = index(mul(number, stride))
-        first = builder.bind(add(start, index(group) - own))
+        around = digit.stride * digit.extent
+        outside = mul(quotient(thread, around), around // lanes)
+        inside = quotient(remainder(thread, digit.stride), lanes)
+        first = builder.bind(add(add(start, outside), inside))
         total = builder.local(1, self.kind, "total")
         builder.store(total, builder.load(scratch, first), 0)
         with builder.turns(digit.extent - 1) as other:

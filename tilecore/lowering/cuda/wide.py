@@ -88,10 +88,11 @@ class WideMoves:
     def _store(self, moved: _Moved, array: Any) -> None:
         accessor, builder = self.accessor, self.builder
         place, under = accessor.places[moved.buffer], self._asked(moved)
+        rows = list(self._rows(moved))
         with contextlib.ExitStack() as stack:
             if under is not None:
                 stack.enter_context(builder.when(under))
-            for indices, moves in self._rows(moved):
+            for indices, moves in rows:
                 with accessor.storing(place, indices):
                     for first, there in moves:
                         self._move(moved, there, builder.address(array, first))
