@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -148,6 +148,26 @@ class Distribution:
             for axis in self.axes
         )
         return Distribution(self.shape, axes, self.threads)
+
+    def reshaped(self, shape: Sequence[int]) -> Distribution | None:
+        """Return the same points, counted along other axes; None: no digits count those."""
+        if any(map(self.is_padded, range(len(self.shape)))):
+            return None
+        left, axes = [d for axis in self.axes for d in axis], []
+        for extent in reversed(shape):
+            axis: list[Digit] = []
+            while extent > 1:
+                digit = left.pop() if left else by_slot(1, 1)
+                common = math.gcd(digit.extent, extent)
+                if common == 1 or common not in (digit.extent, extent):
+                    return None
+                axis.append(replace(digit, extent=common))
+                extent //= common
+                if digit.extent > common:
+                    rest = digit.extent // common
+                    left.append(Digit(rest, digit.stride * common, digit.in_thread))
+            axes.append(tuple(reversed(axis)))
+        return None if left else Distribution(tuple(shape), tuple(reversed(axes)), self.threads)
 
     def describe(self) -> str:
         """Return the distribution in words."""

@@ -58,10 +58,28 @@ class Fragments:
 
     left: Left = field(default_factory=dict)  # variables that nests leave a value in
 
+    kin: Mapping[Buffer, frozenset[Buffer]] = field(default_factory=dict)  # of one memory
+    clash: tuple[Buffer, str] | None = None  # what cannot be held as it is seen, and why
+
     @property
     def updated(self) -> frozenset[Buffer]:
         """What the points of a nest may update in turn, shared tiles aside."""
         return self.spread | self.variables
+
+    def hold(self, buffer: Buffer, distribution: Distribution) -> None:
+        """Give a fragment, and those that see its memory in another shape, a distribution."""
+        self.held[buffer] = distribution
+        for other in self.kin.get(buffer, ()):
+            shape = other.static_shape
+            assert shape is not None
+            found = distribution.reshaped(shape)
+            if found is None or self.held.setdefault(other, found) != found:
+                self.clash = self.clash or (buffer, f"`{other.name}` is spread in another way")
+
+    def keep_in_memory(self, buffer: Buffer, reason: str) -> None:
+        """Keep a fragment, and those that see its memory in another shape, in shared memory."""
+        for one in (buffer, *self.kin.get(buffer, ())):
+            self.shared.setdefault(one, reason)
 
     def is_register(self, buffer: Buffer) -> bool:
         """Return whether a buffer is a fragment that threads hold."""
@@ -83,6 +101,7 @@ def distribute(
     fragments.folded = _folded_axes(statements)
     while True:
         fragments.held.clear()
+        fragments.clash = None
         refused = _settle(statements, fixed, fragments, moved)
         if refused is None:
             plans = {}
@@ -99,7 +118,7 @@ def distribute(
         if buffer in fragments.asked and buffer not in fragments.refused:
             fragments.refused.add(buffer)  # better another layout than shared memory
         else:
-            fragments.shared[buffer] = reason
+            fragments.keep_in_memory(buffer, reason)
 
 
 def _folded_axes(statements: Sequence[Points]) -> dict[Buffer, set[int]]:
@@ -130,16 +149,18 @@ def _settle(
     for buffer, distribution in fixed:
         if not fragments.is_register(buffer):
             continue
-        if fragments.held.setdefault(buffer, distribution) != distribution:
+        if fragments.held.get(buffer, distribution) != distribution:
             return buffer, "two instructions hold it differently"
+        fragments.hold(buffer, distribution)
     for buffer, distribution in fragments.asked.items():
-        if fragments.is_register(buffer) and buffer not in fragments.refused:
-            fragments.held.setdefault(buffer, distribution)
+        is_open = fragments.is_register(buffer) and buffer not in fragments.refused
+        if is_open and buffer not in fragments.held:
+            fragments.hold(buffer, distribution)
     while True:
         _propagate(statements, fragments)
         open_ones = [p for p in statements if _unknown(p, fragments)]
-        if not open_ones:
-            return None
+        if not open_ones or fragments.clash is not None:
+            return fragments.clash
         first = max(open_ones, key=lambda p: (math.prod(p.shape), most_neighbours(p)))
         before = len(fragments.held)
         _hand_on(first, _distribution(first, fragments), fragments)
@@ -147,7 +168,7 @@ def _settle(
             buffer = _unknown(first, fragments)[0]
             shape = buffer.static_shape
             assert shape is not None
-            fragments.held[buffer] = spread(shape, fragments.threads)
+            fragments.hold(buffer, spread(shape, fragments.threads))
 
 
 def _propagate(statements: Sequence[Points], fragments: Fragments) -> None:
@@ -332,7 +353,8 @@ def _hand_on(points: Points, distribution: Distribution, fragments: Fragments) -
                 digits = (by_slot(more, slots), *digits)
                 slots *= more
             axes.append(digits)
-        fragments.held[buffer] = Distribution(shape, tuple(axes), fragments.threads).compact()
+        found = Distribution(shape, tuple(axes), fragments.threads).compact()
+        fragments.hold(buffer, found)
 
 
 def _misfit(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
@@ -139,11 +140,33 @@ def _fragments(
         teams.whole.count, target.threads_per_warp, target.matrix_moves,
         spread=frozenset(_spread(launch, tiles)),
         variables=frozenset(t for t in tiles if t.is_var and not launch.thread_vars),
-        left={} if launch.thread_vars else left_behind(launch.body),
+        left={} if launch.thread_vars else left_behind(launch.body), kin=_kin(tiles),
     )  # fmt: skip
-    for tile in _not_in_registers(launch, tiles, found.spread):
-        found.shared[tile] = "elements are accessed one by one, or through views"
+    for tile in _not_in_registers(launch, tiles, found):
+        found.keep_in_memory(tile, "elements are accessed one by one, or through views")
     return found
+
+
+def _kin(tiles: Iterable[Buffer]) -> dict[Buffer, frozenset[Buffer]]:
+    """Return the fragments that are one memory, by each of them: elements of one type in a row."""
+    families: dict[Buffer, set[Buffer]] = {}
+    for tile in tiles:
+        if tile.base is not None and tile.scope == tile.base.scope == "fragment":
+            families.setdefault(tile.root, {tile.root}).add(tile)
+    return {
+        tile: frozenset(family - {tile})
+        for root, family in families.items()
+        if all(_is_reshaped(tile, root) for tile in family)
+        for tile in family
+    }
+
+
+def _is_reshaped(tile: Buffer, root: Buffer) -> bool:
+    """Return whether a tile has the elements of another, row-major, in a shape of its own."""
+    shape, whole = tile.static_shape, root.static_shape
+    if shape is None or whole is None or tile.strides is not None:
+        return False
+    return tile.dtype == root.dtype and math.prod(shape) == math.prod(whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +291,7 @@ def _spread(launch: KernelLaunch, tiles: list[Buffer]) -> set[Buffer]:
 
 
 def _not_in_registers(
-    launch: KernelLaunch, tiles: list[Buffer], spread: frozenset[Buffer]
+    launch: KernelLaunch, tiles: list[Buffer], fragments: Fragments
 ) -> set[Buffer]:
     """Return the fragments that no distribution can serve."""
     single = accessed_outside_points(launch.body)
@@ -277,9 +300,9 @@ def _not_in_registers(
         if isinstance(stmt, Gemm):  # instructions know nothing of parts of fragments
             found |= {r.buffer for r in (stmt.a, stmt.b, stmt.c) if not covers_whole(r)}
     for tile in tiles:
-        if tile.base is not None:
+        if tile.base is not None and tile not in fragments.kin:
             found |= {tile, tile.base}
-    return found & spread
+    return found & fragments.spread
 
 
 def _statements(stmt: Stmt, context: Context, target: GpuTarget) -> Iterator[Points]:
@@ -310,8 +333,8 @@ def _share_between_teams(launch: KernelLaunch, teams: Teams, fragments: Fragment
         if isinstance(stmt, nodes.Alloc) or any(True for _ in children(stmt)):
             continue
         for buffer in buffers_of(stmt) & fragments.spread:
-            if users.setdefault(buffer, teams.team(stmt)) != teams.team(stmt):
-                fragments.shared.setdefault(buffer, "several roles of warps use it")
+            if users.setdefault(buffer.root, teams.team(stmt)) != teams.team(stmt):
+                fragments.keep_in_memory(buffer, "several roles of warps use it")
 
 
 def _products(

@@ -20,7 +20,11 @@ MANY = 96  # of a thread's fragments
 
 def held(fragments: Mapping[Buffer, Distribution]) -> int:
     """Return the registers that the fragments of a thread take."""
-    return sum(-(-d.slots * max(b.dtype.bits, 8) // REGISTER_BITS) for b, d in fragments.items())
+    return sum(
+        -(-d.slots * max(b.dtype.bits, 8) // REGISTER_BITS)
+        for b, d in fragments.items()
+        if b.base is None
+    )
 
 
 def traded(threads: int, fragments: Mapping[Buffer, Distribution]) -> tuple[int, int] | None:
@@ -28,7 +32,8 @@ def traded(threads: int, fragments: Mapping[Buffer, Distribution]) -> tuple[int,
 
     Where threads hold little, more blocks are resident without.
     """
-    kept = sum(d.slots * max(1, b.dtype.itemsize // 4) for b, d in fragments.items())
+    own = [(b, d) for b, d in fragments.items() if b.base is None]
+    kept = sum(d.slots * max(1, b.dtype.itemsize // 4) for b, d in own)
     return TRADED.get(threads) if kept >= MANY else None
 
 

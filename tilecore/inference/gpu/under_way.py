@@ -51,10 +51,10 @@ class UnderWay:
 
         ``written``: tiles that lie where it writes.
         """
-        used = buffers_of(stmt)
+        used = {b.root for b in buffers_of(stmt)}
         if isinstance(stmt, BODIES):
             loaded = (n for e in expressions(stmt) for n in walk_expr(e) if isinstance(n, Load))
-            used = {n.buffer for n in loaded}
+            used = {n.buffer.root for n in loaded}
         for gemm in [g for g in self.read if _is_awaited(g, stmt, used, written)]:
             if gemm in self.read and self.in_order:
                 self._complete(list(self.read).index(gemm) + 1)
@@ -82,7 +82,7 @@ class UnderWay:
 
 def _is_awaited(gemm: Gemm, stmt: Stmt, used: set[Buffer], written: set[Buffer]) -> bool:
     is_next = isinstance(stmt, Gemm) and stmt.c.buffer is gemm.c.buffer
-    needs_sums = gemm.c.buffer in used and not is_next
+    needs_sums = gemm.c.buffer.root in used and not is_next
     return needs_sums or not written.isdisjoint((gemm.a.buffer.root, gemm.b.buffer.root))
 
 

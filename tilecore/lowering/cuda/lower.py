@@ -213,9 +213,13 @@ class LaunchLowering:
 
     def declare_fragments(self) -> None:
         """Declare the fragments."""
+        memories: dict[Buffer, Any] = {}
         for buffer, held in self.plan.fragments.items():
-            memory = self.builder.local(held.slots, memory_type(str(buffer.dtype)), buffer.name)
-            self.accessor.places[buffer] = FragmentPlace(memory, str(buffer.dtype), held)
+            root, kind = buffer.root, memory_type(str(buffer.dtype))
+            if root not in memories:
+                memories[root] = self.builder.local(held.slots, kind, root.name)
+            place = FragmentPlace(memories[root], str(buffer.dtype), held)
+            self.accessor.places[buffer] = place
 
     def view(self, dtype: str) -> Any:
         """Return all shared memory as elements of a type."""

@@ -139,10 +139,8 @@ class RunningProducts:
         if isinstance(stmt, nodes.Seq):
             return False
         if isinstance(stmt, BODIES) and not self._is_quiet(stmt):  # what is inside asks by itself
-            loaded = {
-                n.buffer for e in expressions(stmt) for n in walk_expr(e) if isinstance(n, Load)
-            }
-            return gemm.c.buffer in loaded
+            loaded = (n for e in expressions(stmt) for n in walk_expr(e) if isinstance(n, Load))
+            return gemm.c.buffer.root in {n.buffer.root for n in loaded}
         if isinstance(stmt, Gemm) and self._follows(stmt, product):
             return False
         if gemm.c.buffer.root in {b.root for b in buffers_of(stmt)}:
