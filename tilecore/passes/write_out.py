@@ -3,7 +3,8 @@
 Which register holds ``sums[part * 16 + i, j]`` must be known when the kernel is compiled: a loop
 over ``part`` of few turns is as many statements, in each of which it is a number. So is a loop in
 which a point goes through its elements of a tensor, as over ``k`` of ``boxes[i, k]`` or
-``x[i, 2 * j + k]``: what is known to take all elements of a group moves at once.
+``x[i, 2 * j + k]``: what is known to take all elements of a group moves at once. And so is a loop
+of very few turns over rows, as over ``k`` of ``x[i + k, j]``: neighbours of each row move at once.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tilecore.ir.trips import trip_count
 from tilecore.ir.visitor import Rewriter, expressions, has_jump, regions, walk, walk_expr
 
 MOST_TURNS, MOST_STATEMENTS = 8, 128
+MOST_ROWS = 4  # all of which a thread has in registers at once
 CHUNK_BYTES = 16  # the widest access of one thread
 
 
@@ -50,7 +52,8 @@ class _Written(Rewriter):
         if turns * sum(1 for _ in walk(kept.body)) > MOST_STATEMENTS:
             return kept
         takes_parts = any(kept.loop_var in parts for parts in _mixed(kept.body))
-        if not takes_parts and not _takes_groups(kept, turns, self.names):
+        takes_parts = takes_parts or _takes_groups(kept, turns, self.names)
+        if not takes_parts and not (turns <= MOST_ROWS and _takes_rows(kept, self.names)):
             return kept
         turns_of = range(start, start + step * turns, step)
         return Seq(tuple(_turn(kept, value) for value in turns_of), kept.span)
@@ -88,6 +91,16 @@ def _takes_groups(loop: For, turns: int, names: tuple[Var, ...]) -> bool:
             groups.add(int_value(buffer.shape[-1]) or 0)
         most = CHUNK_BYTES // buffer.dtype.itemsize
         if any(turns <= size <= most for size in groups):
+            return True
+    return False
+
+
+def _takes_rows(loop: For, names: tuple[Var, ...]) -> bool:
+    """Return whether a point of a nest takes elements of several rows in turn."""
+    for buffer, indices in (a for s in walk(loop.body) for a in _accesses(s)):
+        rows = {part for index in indices[:-1] for part in walk_expr(index)}
+        is_row = any(step_of(indices[-1], name) == 1 for name in names) if indices else False
+        if is_row and buffer.scope != "local" and loop.loop_var in rows:
             return True
     return False
 

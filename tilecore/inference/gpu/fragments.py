@@ -102,6 +102,8 @@ def distribute(
     while True:
         fragments.held.clear()
         fragments.clash = None
+        in_shared = frozenset(fragments.shared)
+        statements = [replace(points, in_shared=in_shared) for points in statements]
         refused = _settle(statements, fixed, fragments, moved)
         if refused is None:
             plans = {}

@@ -70,6 +70,7 @@ class Points:
 
     ``folded``: the loops (by position) along which points are folded into one. ``limits``: the
     extents that are known only when the kernel runs; ``shape`` has what they do not exceed.
+    ``in_shared``: fragments that are kept in shared memory.
     """
 
     stmt: Stmt
@@ -80,6 +81,7 @@ class Points:
     folded: tuple[int, ...] = ()
     nest: Parallel | None = None
     limits: Mapping[int, Expr] = field(default_factory=dict)
+    in_shared: frozenset[Buffer] = frozenset()
 
     @property
     def asked_width(self) -> int:

@@ -146,7 +146,8 @@ def course_in_memory(access: Access, points: Points, loop: int) -> Course | None
     A group is at most what one instruction moves.
     """
     buffer, place = access.buffer, access.place
-    if buffer.scope not in ("global", "shared") or not place:
+    is_memory = buffer.scope in ("global", "shared") or buffer in points.in_shared
+    if not is_memory or not place:
         return None
     if any(length(index, {}) > LONGEST for index in place):  # the rounds of a hash, written out
         return None

@@ -1,0 +1,118 @@
+"""Points that read several rows in turn, of tensors and of fragments kept in shared memory."""
+
+import numpy as np
+import pytest
+
+import tilecore.language as T
+from tests.tilecore.cuda.emulated import lowered, run_emulated
+from tilecore.emulator import LATE, Schedule
+from tilecore.inference.gpu.banks import bank_uses
+from tilecore.interpreter import run
+from tilecore.ir.dtype import DType
+
+TARGETS = ("sm_75", "sm_80", "h100", "gfx942")
+
+
+def mixed(channels, columns, block, threads, dtype="float16"):
+    """Return a program that mixes channels, as the post-block of hyper-connections does."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((channels, channels), "float32"), B: T.Tensor((channels, columns), dtype),
+        X: T.Tensor((channels, columns), dtype),
+    ):  # fmt: skip
+        with T.Kernel(T.ceildiv(columns, block), threads=threads) as bx:
+            b, x = (T.alloc_fragment((channels, block), "float32") for _ in range(2))
+            a = T.alloc_fragment((channels, channels), "float32")
+            T.copy(A, a)
+            T.copy(B[0, bx * block], b)
+            for i, j in T.Parallel(channels, block):
+                x[i, j] = 0
+                for k in T.serial(channels):
+                    x[i, j] += a[k, i] * b[k, j]
+            T.copy(x, X[0, bx * block])
+
+    return main
+
+
+@pytest.mark.few(3)
+@pytest.mark.covering
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "int8"])
+@pytest.mark.parametrize("threads", [32, 128])
+@pytest.mark.parametrize(("columns", "block"), [(512, 512), (300, 256), (128, 64), (72, 24)])
+@pytest.mark.parametrize("channels", [2, 4, 5, 8])
+def test_channels_are_mixed(channels, columns, block, threads, dtype, target):
+    func = mixed(channels, columns, block, threads, dtype)
+    rng = np.random.default_rng(columns)
+    a = rng.integers(-1, 2, (channels, channels)).astype(np.float32)
+    b = rng.integers(-3, 4, (channels, columns)).astype(DType(dtype).numpy)
+    found, wanted = np.zeros_like(b), np.zeros_like(b)
+    run(func, a, b, wanted)
+    np.testing.assert_array_equal(wanted, (a.T @ b.astype(np.float32)).astype(b.dtype))
+    run_emulated(func, target, [a, b, found], (LATE, Schedule(seed=3)))
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_a_fragment_in_shared_memory_moves_by_16_bytes():
+    """Each element was an access of its own, and all lanes of a warp met in four banks."""
+
+    @T.prim_func
+    def main(B: T.Tensor((4, 256), "float16"), X: T.Tensor((4, 256), "float16")):
+        with T.Kernel(1, threads=128):
+            b = T.alloc_fragment((4, 256), "float32")
+            T.copy(B, b)
+            first = b[0, 0]  # by which it has to lie where every thread finds it
+            for i, j in T.Parallel(4, 256):
+                total = T.alloc_var("float32")
+                total = first
+                for k in T.serial(4):
+                    total += b[k, j]
+                X[i, j] = T.cast(total, "float16")
+
+    plan, _, source = lowered(main, "h100")
+    (launch,) = plan.launches.values()
+    assert any(note.startswith("b: kept in shared memory") for note in launch.notes)
+    uses = [u for u in bank_uses(launch) if u.buffer.name == "b"]
+    assert {(u.is_store, u.bytes_per_lane) for u in uses} == {(True, 16), (False, 16)}
+    assert max(u.ways for u in uses) <= 2
+    x = np.random.default_rng(2).integers(-3, 4, (4, 256)).astype(np.float16)
+    found = np.zeros_like(x)
+    run_emulated(main, "h100", [x, found], (LATE, Schedule(seed=3)))
+    np.testing.assert_array_equal(found, np.broadcast_to(x.sum(0) + x[0, 0], (4, 256)))
+
+
+def stencil(rows, columns, taps, dtype):
+    """Return a program that adds up rows around each row."""
+
+    @T.prim_func
+    def main(X: T.Tensor((rows, columns), dtype), Y: T.Tensor((rows, columns), dtype)):
+        with T.Kernel(T.ceildiv(rows, 8), threads=64) as by:
+            for i, j in T.Parallel(8, columns):
+                total = T.alloc_var("float32")
+                total = 0
+                for k in T.serial(taps):
+                    total += T.cast(X[by * 8 + i + k - taps // 2, j], "float32")
+                Y[by * 8 + i, j] = T.cast(total, dtype)
+
+    return main
+
+
+@pytest.mark.few(3)
+@pytest.mark.covering
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "uint8"])
+@pytest.mark.parametrize("taps", [1, 2, 3, 4, 5, 9])
+@pytest.mark.parametrize(("rows", "columns"), [(16, 64), (13, 32), (8, 40), (5, 21)])
+def test_rows_around_are_added(rows, columns, taps, dtype, target):
+    func = stencil(rows, columns, taps, dtype)
+    x = np.random.default_rng(taps).integers(0, 5, (rows, columns)).astype(dtype)
+    found, wanted = np.zeros_like(x), np.zeros_like(x)
+    run(func, x, wanted)
+    run_emulated(func, target, [x, found], (LATE, Schedule(seed=3)))
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_few_rows_of_a_tensor_move_by_16_bytes():
+    text = lowered(stencil(16, 64, 3, "float16"), "h100")[2].text.rpartition('extern "C"')[2]
+    assert text.count("tc_copy_16((&(X") == 3
