@@ -175,9 +175,3 @@ def course_in_memory(access: Access, points: Points, loop: int) -> Course | None
         if buffer.strides is None and part is not None and 0 <= part < size and 1 < size <= most:
             return Course(lanes, size, part, last - 1, (*place[:last], const(0)))
     return None
-
-
-def lanes_in_memory(access: Access, points: Points, loop: int) -> int:
-    """Return the neighbours along ``loop`` that lie side by side in memory; 0: none do."""
-    found = course_in_memory(access, points, loop)
-    return 0 if found is None or found.step > 1 else found.lanes
