@@ -21,20 +21,21 @@ def folds(launch: Launch, columns: Columns) -> Iterator[tuple[TileOp, Floats, Ma
     for op in launch.ops:
         if isinstance(op.stmt, Reduce):
             _, rows = _folded(op.stmt, columns)
-            made = _is_along_lanes(op.stmt) * np.maximum(1.0, rows * WARP / threads)
+            made = is_along_lanes(op.stmt) * np.maximum(1.0, rows * WARP / threads)
             yield op, made, is_told_across(op.stmt, columns, threads)
 
 
 def is_told_across(stmt: Reduce, columns: Columns, threads: Floats) -> Mask:
     """Return where warps tell each other what they have folded."""
     folded, rows = _folded(stmt, columns)
-    if not _is_along_lanes(stmt):  # each holds some neighbours of one row
+    if not is_along_lanes(stmt):  # each holds some neighbours of one row
         return TOGETHER_HELD * threads > rows
     found: Mask = (rows * WARP < threads) & (np.minimum(folded, threads) > WARP)
     return found
 
 
-def _is_along_lanes(stmt: Reduce) -> bool:
+def is_along_lanes(stmt: Reduce) -> bool:
+    """Return whether lanes side by side have elements that are folded into one."""
     return len(stmt.src.extents) - 1 in stmt.axes
 
 

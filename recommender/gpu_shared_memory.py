@@ -12,17 +12,19 @@ from functools import reduce
 import numpy as np
 
 from recommender.gpu_columns import Columns, Floats, numbers
-from recommender.gpu_folds import is_told_across
+from recommender.gpu_folds import is_along_lanes, is_told_across
 from recommender.gpu_products import Product
 from tilecore.gpu_target import GpuTarget
 from tilecore.graph.graph import Launch
 from tilecore.graph.nodes import Loop, TileOp
+from tilecore.inference.gpu.products import WARP
 from tilecore.ir.expr import Load, Var
 from tilecore.ir.nodes import Atomic, Buffer, Copy, Gemm, If, Parallel, Reduce, Seq, Store
 from tilecore.ir.visitor import walk_expr
 from tilecore.passes.stage_outputs import SECTOR_BYTES, TOGETHER, sums_of
 
-FOLDED_BYTES = 4  # of what a thread tells others of a fold across warps
+FOLDED_BYTES = 4  # of what lanes that have one value tell others of a fold across warps
+QUAD = 4  # lanes that have one row of a product's sums
 PREFETCHED = 2  # tiles of each kind on AMD, whose next ones come through registers
 
 
@@ -181,8 +183,9 @@ def scratch_bytes(
             continue
         product = sums.get(op.stmt.src.buffer)
         if product is not None:
-            is_told = product.shares_rows
+            is_told, lanes = product.shares_rows, QUAD
         else:
             is_told = is_told_across(op.stmt, columns, threads)
-        total = np.maximum(total, is_told * threads * FOLDED_BYTES)
+            lanes = WARP if is_along_lanes(op.stmt) else 1
+        total = np.maximum(total, is_told * threads // lanes * FOLDED_BYTES)
     return total
