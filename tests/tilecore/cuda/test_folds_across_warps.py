@@ -30,11 +30,11 @@ def rows(m, n, threads, op, dtype="float32"):
 @pytest.mark.few(4)
 @pytest.mark.covering("m n", "threads n")
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("op", ["sum", "max"])
 @pytest.mark.parametrize("threads", [64, 96, 128, 512])
 @pytest.mark.parametrize("n", [32, 100, 256, 1024, 3000])
-@pytest.mark.parametrize("m", [1, 2, 5, 16])
+@pytest.mark.parametrize("m", [1, 5, 16])
 def test_rows_are_folded(m, n, threads, op, dtype, target):
     x = np.random.default_rng(n).integers(-9, 9, (m, n)).astype(dtype)
     y = np.zeros(m, dtype)

@@ -124,8 +124,8 @@ FORMS = ["all", "written out", "under", "some", "one differs", "read again", "tw
 @pytest.mark.few(3)
 @pytest.mark.covering("form size", "form dtype")
 @pytest.mark.parametrize("target", ["sm_80", "h100", "gfx942"])
-@pytest.mark.parametrize(("rows", "columns"), [(8, 64), (11, 64), (5, 50), (3, 21)])
-@pytest.mark.parametrize("dtype", ["float16", "float32", "uint8", "float64"])
+@pytest.mark.parametrize(("rows", "columns"), [(8, 64), (11, 64), (3, 21)])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "uint8"])
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
 @pytest.mark.parametrize("form", FORMS)
 def test_groups_are_what_the_program_says(form, size, dtype, rows, columns, target):
