@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from tilecore.inference.gpu.plan import CHUNK_BYTES
 from tilecore.ir import nodes
 from tilecore.ir.bounds import step_of
 from tilecore.ir.expr import Expr, Load, Var, const, int_value
@@ -22,7 +23,6 @@ from tilecore.ir.visitor import Rewriter, expressions, has_jump, regions, walk, 
 
 MOST_TURNS, MOST_STATEMENTS = 8, 128
 MOST_ROWS = 4  # all of which a thread has in registers at once
-CHUNK_BYTES = 16  # the widest access of one thread
 
 
 def run(func: PrimFunc) -> PrimFunc:

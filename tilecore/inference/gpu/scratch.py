@@ -78,7 +78,7 @@ def folds_in_warp(digit: Digit, warp: int) -> bool:
     return is_power and digit.stride * digit.extent <= warp
 
 
-def lanes_alike(plan: NestPlan, digit: Digit, warp: int) -> int:
+def lanes_of_one_value(plan: NestPlan, digit: Digit, warp: int) -> int:
     """Return how many lanes side by side have one value when a digit across warps is folded.
 
     Those of digits that are folded by then, and those that do what others do as well.
@@ -105,5 +105,5 @@ def _of_nest(plan: NestPlan, warp: int) -> int:
         return 0
     kind = accumulator_dtype(stmt.op, stmt.src.buffer.dtype, stmt.dst.buffer.dtype)
     across = (d for d in folded_digits(plan, warp) if not folds_in_warp(d, warp))
-    lanes = min(lanes_alike(plan, d, warp) for d in across)
+    lanes = min(lanes_of_one_value(plan, d, warp) for d in across)
     return -(-plan.distribution.threads // lanes) * max(4, kind.itemsize)

@@ -28,6 +28,7 @@ MOST_BYTES = 128  # of an array in which a thread keeps what it moves at once: 3
 class _Group:
     """Accesses of the same elements, or of the same groups of ``course.step`` elements."""
 
+    first: Access
     course: Course
     parts: dict[int, int] = field(default_factory=dict)  # by access: which element of the group
 
@@ -52,14 +53,13 @@ def widest(points: Points, loop: int, most: int = MAX_LANES) -> int:
         if course_in_memory(access, points, loop) is not None:
             widths[access.buffer.scope == "global"].append(1)
     for group in _groups(points, loop):
-        access = points.accesses[next(iter(group.parts))]
-        widths[access.buffer.scope == "global"].append(_wanted(group, points, loop))
+        widths[group.first.buffer.scope == "global"].append(_wanted(group, points, loop))
     return max((math.gcd(w, most) for w in widths[True] or widths[False]), default=1)
 
 
 def _wanted(group: _Group, points: Points, loop: int) -> int:
     """Return the lanes whose elements fill the widest access of one thread."""
-    course, first = group.course, points.accesses[next(iter(group.parts))]
+    course, first = group.course, group.first
     if course.step == 1:
         return max(width(points.accesses[n], points, loop) for n in group.parts)
     if not _is_whole(group, points):
@@ -73,13 +73,13 @@ def wide_accesses(points: Points, loop: int, lanes: int) -> tuple[WideAccess, ..
     """Return what moves at once where a thread has ``lanes`` neighbours along ``loop``."""
     found = []
     for group in _groups(points, loop, lanes):
-        course, buffer = group.course, points.accesses[next(iter(group.parts))].buffer
+        course, buffer = group.course, group.first.buffer
         elements, aligned = lanes * course.step, _alignment(buffer, course, points, loop)
-        per_move = math.gcd(elements, CHUNK_BYTES // buffer.dtype.itemsize, aligned)
+        per_move = math.gcd(elements, chunk(group.first), aligned)
         is_small = elements * buffer.dtype.itemsize <= MOST_BYTES
-        if per_move == 1 or not is_small or not _is_whole(group, points):
+        if per_move == 1 or not is_small:
             continue
-        if _is_mixed(group, points):
+        if not _is_whole(group, points) or _is_mixed(group, points):
             continue
         parts, in_rows = tuple(group.parts.items()), aligned % elements == 0
         found.append(WideAccess(parts, course.step, course.axis, course.place, per_move, in_rows))
@@ -95,17 +95,16 @@ def _groups(points: Points, loop: int, lanes: int = 1) -> list[_Group]:
             continue
         if _alike(access, course, points, loop) < lanes:
             continue
-        same = (g for g in found if _is_same(g, access, course, points))
-        group = next(same, None)
+        group = next((g for g in found if _is_same(g, access, course)), None)
         if group is None:
-            group = _Group(course)
+            group = _Group(access, course)
             found.append(group)
         group.parts[n] = course.which
     return found
 
 
-def _is_same(group: _Group, access: Access, course: Course, points: Points) -> bool:
-    first, other = points.accesses[next(iter(group.parts))], group.course
+def _is_same(group: _Group, access: Access, course: Course) -> bool:
+    first, other = group.first, group.course
     if (first.buffer, first.is_store) != (access.buffer, access.is_store):
         return False
     return (course.step, course.axis) == (other.step, other.axis) and all(
@@ -117,21 +116,21 @@ def _is_whole(group: _Group, points: Points) -> bool:
     """Return whether all elements of a group are asked for, and stored under one condition."""
     if set(group.parts.values()) != set(range(group.course.step)):
         return False
-    accesses = [points.accesses[n] for n in group.parts]
+    accesses = (points.accesses[n] for n in group.parts)
     under = {tuple((id(c.written), c.holds) for c in a.under) for a in accesses}
-    return not accesses[0].is_store or len(under) == 1
+    return not group.first.is_store or len(under) == 1
 
 
 def _is_mixed(group: _Group, points: Points) -> bool:
     """Return whether a point reads what it has written, or writes it elsewhere too, or twice."""
-    root = points.accesses[next(iter(group.parts))].buffer.root
+    root = group.first.buffer.root
     same = [n for n, a in enumerate(points.accesses) if a.buffer.root is root]
     stores = [n for n in same if points.accesses[n].is_store]
     if not stores:
         return False
     if any(n > stores[0] for n in same if n not in stores):
         return True
-    if points.accesses[next(iter(group.parts))].is_store:
+    if group.first.is_store:
         return stores != list(group.parts) or len(stores) > group.course.step
     return False
 

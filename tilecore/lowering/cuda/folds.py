@@ -10,7 +10,7 @@ from tvm import tirx as tir
 
 from tilecore.inference.gpu.distribution import Digit, Distribution
 from tilecore.inference.gpu.plan import NestPlan
-from tilecore.inference.gpu.scratch import folded_digits, folds_in_warp, lanes_alike
+from tilecore.inference.gpu.scratch import folded_digits, folds_in_warp, lanes_of_one_value
 from tilecore.ir.expr import Load, Var
 from tilecore.ir.fold import STEPS, accumulator_dtype, identity
 from tilecore.ir.nodes import Reduce, Scan
@@ -154,7 +154,7 @@ class FoldLowering:
             return
         thread = self.accessor.thread
         scratch, start = self.scratch(self.kind)
-        lanes = lanes_alike(self.plan, digit, isa.warp)
+        lanes = lanes_of_one_value(self.plan, digit, isa.warp)
         group, stride = quotient(thread, lanes), digit.stride // lanes
         # Lanes that have one value all store it: a branch around it costs registers.
         builder.store(scratch, builder.load(partial, slot), add(start, group))
