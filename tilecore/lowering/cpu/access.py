@@ -39,6 +39,7 @@ from tilecore.lowering.cpu.tir import (
     TirBuilder,
     add,
     broadcast,
+    index,
     typed,
 )
 from tilecore.lowering.cpu.wrapping import PLAIN, wrapped
@@ -154,33 +155,33 @@ class Accessor:
         if not place.guarded:
             return []
         found: list[tuple[Expr, Extent]] = []
-        for index, extent in zip(indices, place.storage.shape, strict=True):
-            bounds = self.bounds(index)
-            if bounds is None or bounds[0] < 0 or not self.known.is_below(index, extent):
-                found.append((index, extent))
+        for at, extent in zip(indices, place.storage.shape, strict=True):
+            bounds = self.bounds(at)
+            if bounds is None or bounds[0] < 0 or not self.known.is_below(at, extent):
+                found.append((at, extent))
         return found
 
-    def inside(self, index: Expr, extent: Extent, scope: Scope, last: Expr | None = None) -> Any:
-        """Return the TIR condition 0 <= index and (last or index) < extent."""
+    def inside(self, at: Expr, extent: Extent, scope: Scope, last: Expr | None = None) -> Any:
+        """Return the TIR condition 0 <= at and (last or at) < extent."""
         scope = self.of_places(scope)
-        if index.dtype.bits < 32:
-            index = cast(index, "int32")
-        end = last if last is not None else index
+        if at.dtype.bits < 32:
+            at = cast(at, "int32")
+        end = last if last is not None else at
         if isinstance(extent, int) and extent <= INT32_MAX:
-            upper = tir.LT(_i32(lower(end, scope)), tir.IntImm(str(end.dtype), extent))
+            upper = tir.LT(index(lower(end, scope)), tir.IntImm(str(end.dtype), extent))
         else:
             wide = cast(end, "int64") if isinstance(extent, int) else end
             upper = lower(binary("lt", wide, extent), scope)
-        bounds = self.bounds(index)
+        bounds = self.bounds(at)
         if bounds is not None and bounds[0] >= 0:
             return upper
-        return tir.And(tir.GE(_i32(lower(index, scope)), tir.IntImm(str(index.dtype), 0)), upper)
+        return tir.And(tir.GE(index(lower(at, scope)), tir.IntImm(str(at.dtype), 0)), upper)
 
     def guard(self, pairs: Sequence[tuple[Expr, Extent]], scope: Scope) -> Any | None:
         """Return the conjunction of all bounds conditions, or None where there are none."""
         cond = None
-        for index, extent in pairs:
-            one = self.inside(index, extent, scope)
+        for at, extent in pairs:
+            one = self.inside(at, extent, scope)
             cond = one if cond is None else tir.And(cond, one)
         return cond
 
@@ -268,14 +269,14 @@ class Accessor:
         varying = [pair for pair in ends if scope.is_vector(pair[0])]
         if len(varying) != 1 or load.buffer in self.pads or vector is None:
             return None
-        (index, extent), lanes = varying[0], scope.lanes
+        (at, extent), lanes = varying[0], scope.lanes
         apart = self.offsets_of(load.buffer, load.indices, vector, lanes)
-        if apart is None or apart != lane_offsets(index, vector, lanes):
+        if apart is None or apart != lane_offsets(at, vector, lanes):
             return None
         is_short = max(apart) - min(apart) < SHUFFLED * lanes
-        is_int = isinstance(extent, int) and extent <= INT32_MAX and index.dtype == "int32"
+        is_int = isinstance(extent, int) and extent <= INT32_MAX and at.dtype == "int32"
         uniform = [pair for pair in ends if pair is not varying[0]]
-        return MaskedLanes(index, extent, apart, uniform) if is_short and is_int else None
+        return MaskedLanes(at, extent, apart, uniform) if is_short and is_int else None
 
     def _masked(self, load: Load, found: MaskedLanes, scope: Scope) -> Any:
         """Return lanes of a tensor, 0 for those outside of it."""
@@ -283,10 +284,10 @@ class Accessor:
         stored, lanes, least = place.storage.dtype, scope.lanes, min(found.apart)
         offset, _ = self.offset(place, place.indices(load.indices), of_vector=True)
         first = lower(found.index, replace(flat, residue=None))
-        limit: Any = _i32(found.extent)
+        limit: Any = index(found.extent)
         cond = self.guard(found.uniform, flat)
         if cond is not None:
-            limit = tir.Select(cond, limit, _int(0))
+            limit = tir.Select(cond, limit, index(0))
         limit = builder.bind(limit)
         parts, count = [], max(found.apart) - least + 1
         for start in (least,) if count <= lanes else (least, least + count - lanes):
@@ -311,8 +312,8 @@ class Accessor:
         table = load_values(self.builder, place, offset, size)
         if value_type(place.storage.dtype) == "float16":
             table = convert(table, "float16", "float32", size)
-        index = lower(cast(load.indices[0], "int32"), self.of_places(scope))
-        found = tables.pick(self.builder, table, size, index, scope.lanes, self.register_lanes)
+        entry = lower(cast(load.indices[0], "int32"), self.of_places(scope))
+        found = tables.pick(self.builder, table, size, entry, scope.lanes, self.register_lanes)
         is_half = value_type(load.dtype) == "float16"
         return convert(found, "float32", "float16", scope.lanes) if is_half else found
 
@@ -343,7 +344,7 @@ class Accessor:
             lanes_apart = storage.lane_distance(indices, vector) if vector is not None else 1
             assert lanes_apart is not None  # checked by stride_of before vector code is chosen
             return add(place.base, lower(offset, scope)), lanes_apart
-        offset = storage.offset([cast(index, "int32") for index in indices])
+        offset = storage.offset([cast(i, "int32") for i in indices])
         stride = 1
         if vector is not None and storage.kind == "rows":
             found = step_of(offset, vector)
@@ -380,18 +381,10 @@ class Accessor:
             is_rows = storage.kind == "rows"
             return lane_offsets(storage.offset(at), vector, lanes) if is_rows else None
         total = [0] * lanes
-        for index, stride in zip(at, storage.strides, strict=True):
-            apart = lane_offsets(index, vector, lanes)
+        for one, stride in zip(at, storage.strides, strict=True):
+            apart = lane_offsets(one, vector, lanes)
             if apart is None or (any(apart) and not isinstance(stride, int)):
                 return None
             if isinstance(stride, int):
                 total = [t + x * stride for t, x in zip(total, apart, strict=True)]
         return tuple(total)
-
-
-def _int(value: int) -> Any:
-    return tir.IntImm("int32", value)
-
-
-def _i32(value: Any) -> Any:
-    return _int(value) if isinstance(value, int) else value

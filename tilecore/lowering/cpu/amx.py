@@ -106,7 +106,7 @@ class TileLowering(GemmLowering):
         if self.rows is None:
             self._tiles(panel, column, row, size, count)
             return
-        with self.builder.when(tir.LT(_i32(row), _i32(self.rows))):
+        with self.builder.when(tir.LT(index(row), index(self.rows))):
             self._tiles(panel, column, row, size, count)
 
     def _tiles(self, panel: Any, column: Any, row: Any, size: int, count: int) -> None:
@@ -118,7 +118,7 @@ class TileLowering(GemmLowering):
             self._direct(panel, column, row, size, count)
         else:
             end = add(column, count * LANES)
-            with self.builder.when(tir.LE(_i32(end), _i32(self.plan.n))):
+            with self.builder.when(tir.LE(index(end), index(self.plan.n))):
                 self._direct(panel, column, row, size, count)
             with self.builder.otherwise():
                 self._through_scratch(panel, column, row, size, count)
@@ -181,7 +181,7 @@ class TileLowering(GemmLowering):
         """Return how many rows of a group the output has."""
         if self.rows is None or not (self.in_output or self.late):
             return size
-        return tir.Min(_i32(size), _i32(self.rows) - _i32(row))
+        return tir.Min(index(size), index(self.rows) - index(row))
 
     # --- tiles --------------------------------------------------------------------------------
 
@@ -298,10 +298,6 @@ def emit_products(
         _i64(LANES),
     )  # fmt: skip
     call(RELEASE, RELEASE_TEXT)
-
-
-def _i32(value: Any) -> Any:
-    return tir.IntImm("int32", value) if isinstance(value, int) else value
 
 
 def _i64(value: int) -> Any:

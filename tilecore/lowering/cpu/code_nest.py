@@ -17,6 +17,7 @@ from tilecore.ir.expr import Load, Var, const, int_value
 from tilecore.ir.nodes import Let, Parallel, Seq, Stmt, Store
 from tilecore.lowering.cpu.access import Accessor
 from tilecore.lowering.cpu.codes import PERIOD, find_lookup, last_store
+from tilecore.lowering.cpu.llvm_text import shuffle_order, splat
 from tilecore.lowering.cpu.nest import NestLowering
 from tilecore.lowering.cpu.place import store_values
 from tilecore.lowering.cpu.scalar import Scope, lower
@@ -100,22 +101,22 @@ def _text(name: str, shift: int) -> str:
     byte, half = divmod(shift, 8)
     words, octets, halves = "<8 x i32>", "<32 x i8>", "<16 x i16>"
     if byte % 2 == 0:  # of each half word the lower byte
-        low = f"and {halves} %l16, {_splat('i16', 16, 255)}"
-        high = f"shl {halves} %h16, {_splat('i16', 16, 8)}"
+        low = f"and {halves} %l16, {splat('i16', 16, 255)}"
+        high = f"shl {halves} %h16, {splat('i16', 16, 8)}"
     else:
-        low = f"lshr {halves} %l16, {_splat('i16', 16, 8)}"
-        high = f"and {halves} %h16, {_splat('i16', 16, -256)}"
+        low = f"lshr {halves} %l16, {splat('i16', 16, 8)}"
+        high = f"and {halves} %h16, {splat('i16', 16, -256)}"
     if byte < 2:
-        taken = f"shl {words} %p32, {_splat('i32', 8, 16)}"
+        taken = f"shl {words} %p32, {splat('i32', 8, 16)}"
     else:
-        taken = f"and {words} %p32, {_splat('i32', 8, -65536)}"
+        taken = f"and {words} %p32, {splat('i32', 8, -65536)}"
     given = f"{halves} %t, {words} %w"
     return f"""define linkonce_odr hidden <8 x float> @{name}({given}) alwaysinline {{
   %t8 = bitcast {halves} %t to {octets}
-  %tl = shufflevector {octets} %t8, {octets} poison, <32 x i32> {_bytes(0)}
-  %th = shufflevector {octets} %t8, {octets} poison, <32 x i32> {_bytes(1)}
-  %u = lshr {words} %w, {_splat("i32", 8, half)}
-  %x = and {words} %u, {_splat("i32", 8, 0x0F0F0F0F)}
+  %tl = shufflevector {octets} %t8, {octets} poison, {_bytes(0)}
+  %th = shufflevector {octets} %t8, {octets} poison, {_bytes(1)}
+  %u = lshr {words} %w, {splat("i32", 8, half)}
+  %x = and {words} %u, {splat("i32", 8, 0x0F0F0F0F)}
   %x8 = bitcast {words} %x to {octets}
   %l = call {octets} @{SHUFFLE}({octets} %tl, {octets} %x8)
   %h = call {octets} @{SHUFFLE}({octets} %th, {octets} %x8)
@@ -133,8 +134,4 @@ def _text(name: str, shift: int) -> str:
 
 def _bytes(which: int) -> str:
     """Return the order that takes the lower (0) or upper (1) bytes of 16 entries twice."""
-    return "<" + ", ".join(f"i32 {2 * (i % TABLE) + which}" for i in range(2 * TABLE)) + ">"
-
-
-def _splat(kind: str, lanes: int, value: int) -> str:
-    return "<" + ", ".join([f"{kind} {value}"] * lanes) + ">"
+    return shuffle_order([2 * (i % TABLE) + which for i in range(2 * TABLE)])

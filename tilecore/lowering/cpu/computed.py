@@ -16,7 +16,7 @@ from tilecore.lowering.cpu.access import Accessor
 from tilecore.lowering.cpu.dot import DotLowering
 from tilecore.lowering.cpu.group_nest import GROUP, GroupVectors
 from tilecore.lowering.cpu.strided import RowGroup
-from tilecore.lowering.cpu.tir import add, mul, quotient
+from tilecore.lowering.cpu.tir import add, index, mul, quotient
 from tilecore.target import Target
 
 
@@ -59,9 +59,5 @@ class ComputedLowering(DotLowering):
         if isinstance(self.groups, int) and self.groups % length == 0:
             return
         for part in range(length - 1):
-            with builder.when(tir.LT(_i32(add(mul(whole, length), part)), _i32(self.groups))):
+            with builder.when(tir.LT(index(add(mul(whole, length), part)), index(self.groups))):
                 run(whole, part)
-
-
-def _i32(value: Any) -> Any:
-    return tir.IntImm("int32", value) if isinstance(value, int) else value

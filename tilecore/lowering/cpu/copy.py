@@ -20,7 +20,7 @@ from tilecore.lowering.cpu.access import INT32_MAX, Accessor, Extent
 from tilecore.lowering.cpu.place import Place, vector_load, vector_store
 from tilecore.lowering.cpu.scalar import convert, kept, zero
 from tilecore.lowering.cpu.shuffles import transpose
-from tilecore.lowering.cpu.tir import TirBuilder, add, maximum, minimum, mul, quotient
+from tilecore.lowering.cpu.tir import TirBuilder, add, index, maximum, minimum, mul, quotient
 from tilecore.target import Target
 
 PIECE_BYTES = 256  # of a row, read at once by packing
@@ -75,7 +75,7 @@ class Box:
         return varies or accessor.known.is_below(offset, extent)
 
 
-def is_row_copy(copy: Copy, source: Box, target: Box) -> bool:
+def is_row_copy(source: Box, target: Box) -> bool:
     """Return whether both sides are boxes with a contiguous last axis of whole-row storage."""
     contiguous = all(
         b.place.storage.kind != "panels"
@@ -133,7 +133,7 @@ def row_copy(accessor: Accessor, copy: Copy, target: Target, skips_absent: bool 
             builder.bind(add(dest_base, mul(r, steps[1]))),
         )  # fmt: skip
     if fills and row_limit is not None and not skips_absent:
-        with builder.loop(_i32(rows) - _i32(count), start=count) as r:
+        with builder.loop(index(rows) - index(count), start=count) as r:
             _zero_row(builder, dest, add(dest_base, mul(r, steps[1])), 0, source.extents[-1], lanes)
 
 
@@ -167,7 +167,7 @@ def _one_row(
         move(mul(q, lanes), lanes)
     if not isinstance(valid, int) or valid % lanes:
         done = mul(whole, lanes)
-        with builder.loop(_i32(valid) - _i32(done), start=done) as q:
+        with builder.loop(index(valid) - index(done), start=done) as q:
             move(q, 1)
     if fills and limit is not None:
         _zero_row(builder, dest, dest_at, valid, extent, lanes)
@@ -183,7 +183,7 @@ def _zero_row(
                 builder, dest.place, zero(stored, lanes), add(dest_at, mul(q, lanes)), lanes
             )
         return
-    with builder.loop(_i32(extent) - _i32(start), start=start) as q:
+    with builder.loop(index(extent) - index(start), start=start) as q:
         vector_store(builder, dest.place, zero(stored), add(dest_at, q), 1)
 
 
@@ -240,9 +240,9 @@ class PanelPacker:
             self._several(panel, depth)
             return
         first_beyond = mul(add(panel, self.together), self.width)
-        with self.builder.when(tir.LE(_i32(first_beyond), _i32(columns))):
+        with self.builder.when(tir.LE(index(first_beyond), index(columns))):
             self._several(panel, depth)
-        rest = minimum(self.together, _i32(_panels(self.storage)) - _i32(panel))
+        rest = minimum(self.together, index(_panels(self.storage)) - index(panel))
         with self.builder.otherwise(), self.builder.loop(rest) as i:
             self._one(self.builder.bind(add(panel, i)), depth, columns)
 
@@ -265,9 +265,9 @@ class PanelPacker:
         if self.column_limit is None and self.columns % self.width == 0:
             self._whole(first, start, depth, 1)
         else:
-            with builder.when(tir.LE(_i32(add(first, self.width)), _i32(columns))):
+            with builder.when(tir.LE(index(add(first, self.width)), index(columns))):
                 self._whole(first, start, depth, 1)
-            exists = tir.LT(_i32(first), _i32(columns)) if self.skips_absent else tir.const(True)
+            exists = tir.LT(index(first), index(columns)) if self.skips_absent else tir.const(True)
             with builder.otherwise(), builder.when(exists):
                 self._edge(first, start, depth, columns)
         if self.depth_limit is not None:
@@ -310,7 +310,7 @@ class PanelPacker:
                 to = add(start, add(mul(add(k0, i), self.width), column))
                 vector_store(builder, self.place, vector, to, lanes)
         done = mul(blocks, lanes)
-        rest = _i32(depth) - _i32(done)
+        rest = index(depth) - index(done)
         with builder.loop(rest, start=done) as k, builder.loop(self.width) as n:
             row = add(self.base, mul(add(first, n), self.step))
             to = add(start, add(mul(k, self.width), n))
@@ -329,14 +329,14 @@ class PanelPacker:
         is_even = isinstance(lines, int) and lines % LINES_PER_RUN == 0
         with builder.loop(runs) as run, builder.loop(columns) as j:
             begin = builder.bind(mul(run, LINES_PER_RUN))
-            rest = LINES_PER_RUN if is_even else _i32(lines) - _i32(begin)
+            rest = LINES_PER_RUN if is_even else index(lines) - index(begin)
             length = minimum(LINES_PER_RUN, rest)
             with builder.loop(length, start=begin) as line, builder.loop(share) as part:
                 yield add(mul(line, share), part), j
         if share == 1 or (isinstance(blocks, int) and blocks % share == 0):
             return
         done = mul(lines, share)
-        with builder.loop(_i32(blocks) - _i32(done), start=done) as q, builder.loop(columns) as j:
+        with builder.loop(index(blocks) - index(done), start=done) as q, builder.loop(columns) as j:
             yield q, j
 
     def _edge(self, first: Any, start: Any, depth: Any, columns: Any) -> None:
@@ -348,18 +348,14 @@ class PanelPacker:
                 offset = add(self.base, add(mul(column, self.step), k))
             else:
                 offset = add(self.base, add(mul(k, self.step), column))
-            inside = tir.LT(_i32(column), _i32(columns))
+            inside = tir.LT(index(column), index(columns))
             value = tir.if_then_else(inside, self._value(offset, 1), zero(stored))
             vector_store(builder, self.place, value, add(start, add(mul(k, self.width), n)), 1)
 
     def _zero(self, start: Any, depth: Any) -> None:
         builder, lanes = self.builder, self.lanes
         stored = self.place.storage.dtype
-        with builder.loop(_i32(self.depth) - _i32(depth), start=depth) as k:
+        with builder.loop(index(self.depth) - index(depth), start=depth) as k:
             for j in range(self.width // lanes):
                 to = add(start, add(mul(k, self.width), j * lanes))
                 vector_store(builder, self.place, zero(stored, lanes), to, lanes)
-
-
-def _i32(value: Any) -> Any:
-    return tir.IntImm("int32", value) if isinstance(value, int) else value

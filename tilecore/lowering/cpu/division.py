@@ -15,7 +15,7 @@ from typing import Any
 from tvm import tirx as tir
 
 from tilecore.lowering.cpu import avx512
-from tilecore.lowering.cpu.llvm_text import FMA_DECLARATIONS, LANES, LlvmFunction
+from tilecore.lowering.cpu.llvm_text import LANES, LlvmFunction, declarations
 from tilecore.lowering.cpu.tir import vector_type
 
 LEAST, MOST = 2.0**-40, 2.0**60  # of quotients and divisors: then dividends are above 2^-80
@@ -25,7 +25,11 @@ WHOLE = tuple(avx512.BITS)
 def definitions(isa: str) -> dict[str, str]:
     """Return the functions, text by name."""
     found = {_name(lanes): _text(lanes, isa) for lanes in LANES if lanes > 1}
-    return {**avx512.declarations(), **FMA_DECLARATIONS, **found} if isa == "avx512" else found
+    return (
+        {**avx512.declarations(), **declarations("fma", "float32", 3), **found}
+        if isa == "avx512"
+        else found
+    )
 
 
 def divide(x: Any, y: Any, lanes: int) -> Any:

@@ -24,6 +24,7 @@ from tilecore.lowering.cpu.tir import (
     TirBuilder,
     add,
     broadcast,
+    index,
     minimum,
     mul,
     quotient,
@@ -99,7 +100,7 @@ class DotLowering(GemmLowering):
         if is_even:
             return
         mask = (1 << 32 // self.group * (self.plan.k % self.group)) - 1
-        with builder.when(tir.LT(_i32(whole), _i32(groups))):
+        with builder.when(tir.LT(index(whole), index(groups))):
             self._step(accumulators, rows, b, count, whole, mask)
 
     def _step(
@@ -181,12 +182,12 @@ class DotLowering(GemmLowering):
             at = add(base, mul(block, self.lanes * self.group))
             self._add(total, load_words(builder, self.a.place, at, self.lanes))
         done = builder.bind(mul(blocks, self.lanes))
-        with builder.loop(_i32(whole) - _i32(done), start=done) as q:
+        with builder.loop(index(whole) - index(done), start=done) as q:
             self._add(total, self._lane(self._a_word(add(base, mul(q, self.group)), None)))
         if self.plan.k % self.group:
             mask = (1 << 32 // self.group * (self.plan.k % self.group)) - 1
             last = self.plan.k // self.group
-            with builder.when(tir.LT(_i32(last), _i32(self.groups))):
+            with builder.when(tir.LT(index(last), index(self.groups))):
                 at = add(base, last * self.group)
                 self._add(total, self._lane(self._a_word(at, mask)))
         return tir.call_pure_extern("int32", ROW_SUM, builder.load(total, 0, self.lanes))
@@ -200,7 +201,7 @@ class DotLowering(GemmLowering):
 
     def _lane(self, word: Any) -> Any:
         """Return a vector with ``word`` in its first lane, else 0."""
-        first = tir.EQ(tir.Ramp(_i32(0), _i32(1), self.lanes), self._splat(0))
+        first = tir.EQ(tir.Ramp(index(0), index(1), self.lanes), self._splat(0))
         return tir.Select(first, broadcast(word, self.lanes), self._splat(0))
 
     def _call(self, total: Any, a: Any, b: Any) -> Any:
@@ -263,7 +264,3 @@ define linkonce_odr hidden i32 @{ROW_SUM}({words} %x) alwaysinline {{
   %r = call i32 @{intrinsic}({words} %x)
   ret i32 %r
 }}"""
-
-
-def _i32(value: Any) -> Any:
-    return tir.IntImm("int32", value) if isinstance(value, int) else value

@@ -21,6 +21,7 @@ from tilecore.ir.nodes import Let, Parallel, Store
 from tilecore.ir.substitute import Rebuilder, substitute_expr, substitute_stmt
 from tilecore.ir.visitor import distinct, expr_children, flat
 from tilecore.lowering.cpu.access import Accessor
+from tilecore.lowering.cpu.llvm_text import splat
 from tilecore.lowering.cpu.nest import NestLowering, computes, unrounded
 from tilecore.lowering.cpu.place import raw_of
 from tilecore.lowering.cpu.scalar import kept, lower, memory_type, widen
@@ -239,8 +240,8 @@ def _text_of_words(name: str, order: str) -> str:
     return f"""declare {words} @{permute}({words}, {words})
 define linkonce_odr hidden {words} @{name}({words} %t, <16 x i8> %b) alwaysinline {{
   %d = zext <16 x i8> %b to {kind}
-  %l = {low[0]} {kind} %d, {_splat("i32", 16, low[1])}
-  %h = shl {kind} %d, {_splat("i32", 16, high)}
+  %l = {low[0]} {kind} %d, {splat("i32", 16, low[1])}
+  %h = shl {kind} %d, {splat("i32", 16, high)}
   %i = or {kind} %l, %h
   %w = bitcast {kind} %i to {words}
   %r = call {words} @{permute}({words} %t, {words} %w)
@@ -255,17 +256,13 @@ def _text_of_floats(name: str, order: str) -> str:
     return f"""declare {floats} @{permute}({floats}, <16 x i32>)
 define linkonce_odr hidden {floats} @{name}({floats} %t, <8 x i8> %b) alwaysinline {{
   %d = zext <8 x i8> %b to {kind}
-  %l = {low[0]} {kind} %d, {_splat("i64", 8, low[1])}
-  %h = shl {kind} %d, {_splat("i64", 8, high)}
+  %l = {low[0]} {kind} %d, {splat("i64", 8, low[1])}
+  %h = shl {kind} %d, {splat("i64", 8, high)}
   %i = or {kind} %l, %h
   %w = bitcast {kind} %i to <16 x i32>
   %r = call {floats} @{permute}({floats} %t, <16 x i32> %w)
   ret {floats} %r
 }}"""
-
-
-def _splat(kind: str, lanes: int, value: int) -> str:
-    return "<" + ", ".join([f"{kind} {value}"] * lanes) + ">"
 
 
 _TEXTS = {"uint16": _text_of_words, "float32": _text_of_floats}

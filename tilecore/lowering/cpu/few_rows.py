@@ -23,10 +23,11 @@ from tilecore.lowering.cpu.access import Accessor
 from tilecore.lowering.cpu.dot import add_products
 from tilecore.lowering.cpu.gemm import GemmLowering, balanced_splits, known_truth
 from tilecore.lowering.cpu.groups import load_words
+from tilecore.lowering.cpu.llvm_text import shuffle_order
 from tilecore.lowering.cpu.place import LaneMask, Place, masked_raw, vector_load, vector_store
 from tilecore.lowering.cpu.scalar import zero
 from tilecore.lowering.cpu.strided import rows_within
-from tilecore.lowering.cpu.tir import add, broadcast, mul, quotient, vector_type
+from tilecore.lowering.cpu.tir import add, broadcast, index, mul, quotient, vector_type
 from tilecore.target import Target
 
 SUM = "tilecore_sum_of_four"
@@ -58,7 +59,7 @@ class FewRowsLowering(GemmLowering, ABC):
         if isinstance(limit, int) and limit % width == 0:
             return
         done = self.builder.bind(mul(whole, width))
-        rest = _i32(limit) - _i32(done)
+        rest = index(limit) - index(done)
         steps = quotient(add(rest, self._step - 1), self._step)
         with self.builder.loop(steps) as one:
             self._groups_of_rows(add(done, mul(one, self._step)), 1, is_whole=False)
@@ -85,10 +86,10 @@ class FewRowsLowering(GemmLowering, ABC):
             first += size * groups
 
     def _edge(self, row: Any, size: int, column: Any, count: int, *, is_whole: bool) -> None:
-        builder, rows = self.builder, _i32(self.rows)
-        with builder.when(tir.LE(_i32(add(row, size)), rows)):
+        builder, rows = self.builder, index(self.rows)
+        with builder.when(tir.LE(index(add(row, size)), rows)):
             self._tile(row, size, column, count, is_whole=is_whole, edge=False)
-        with builder.otherwise(), builder.when(tir.LT(_i32(row), rows)):
+        with builder.otherwise(), builder.when(tir.LT(index(row), rows)):
             self._tile(row, size, column, count, is_whole=is_whole, edge=True)
 
     def _a_bases(self, row: Any, size: int, edge: bool) -> list[Any]:
@@ -130,7 +131,7 @@ class DotsLowering(FewRowsLowering):
             self._products(sums, a_rows, b_rows, k, None)
         if not isinstance(self.depth, int) or self.depth % step:
             start = builder.bind(mul(blocks, step))
-            with builder.when(tir.LT(_i32(start), _i32(self.depth))):
+            with builder.when(tir.LT(index(start), index(self.depth))):
                 self._products(sums, a_rows, b_rows, start, LaneMask(start, self.depth, step))
         builder.define_llvm(SUM, _sum_text(lanes))
         for i in range(size):
@@ -178,8 +179,8 @@ class DotsLowering(FewRowsLowering):
             words = builder.bind(tir.reinterpret(vector_type("int32", lanes), raw))
         if self.plan.dot is not None:
             return [words]
-        first = tir.shift_left(words, broadcast(_i32(16), lanes))
-        second = tir.bitwise_and(words, broadcast(_i32(HIGH_HALF), lanes))
+        first = tir.shift_left(words, broadcast(index(16), lanes))
+        second = tir.bitwise_and(words, broadcast(index(HIGH_HALF), lanes))
         kind = vector_type("float32", lanes)
         return [builder.bind(tir.reinterpret(kind, half)) for half in (first, second)]
 
@@ -191,7 +192,7 @@ class DotsLowering(FewRowsLowering):
         totals = builder.bind(totals)
         parts = [(totals, AT_ONCE)]
         if count < AT_ONCE:
-            parts = [(tir.Shuffle([totals], [_i32(i)]), 1) for i in range(count)]
+            parts = [(tir.Shuffle([totals], [index(i)]), 1) for i in range(count)]
         for i, (total, lanes) in enumerate(parts):
             offset = builder.bind(self.c.at(row, add(column, i)))
             if self.clears is not True:
@@ -216,7 +217,7 @@ class SumsLowering(FewRowsLowering):
             self._pass(self.builder.bind(mul(block, ROWS_AT_ONCE)), ROWS_AT_ONCE)
         if not isinstance(depth, int) or depth % ROWS_AT_ONCE:
             done = self.builder.bind(mul(whole, ROWS_AT_ONCE))
-            with self.builder.loop(_i32(depth) - _i32(done), start=done) as k:
+            with self.builder.loop(index(depth) - index(done), start=done) as k:
                 self._pass(k, 1)
 
     def _clear(self) -> None:
@@ -299,7 +300,7 @@ class SumsLowering(FewRowsLowering):
             offset = self.b.at(k, column)
             return vector_load(self.builder, self.b_place, offset, self.lanes, "float32", mask)
         first, second = (self._wide(self.b.at(add(k, i), column), mask) for i in range(group))
-        return tir.bitwise_or(first, tir.shift_left(second, broadcast(_i32(16), self.lanes)))
+        return tir.bitwise_or(first, tir.shift_left(second, broadcast(index(16), self.lanes)))
 
     def _wide(self, offset: Any, mask: LaneMask | None) -> Any:
         """Return the bits of elements of b as int32."""
@@ -325,7 +326,7 @@ class SumsLowering(FewRowsLowering):
 
         Products are the same for both: they are most of the code, which LLVM takes its time for.
         """
-        with self.builder.when(tir.LT(_i32(row), _i32(self.rows))):
+        with self.builder.when(tir.LT(index(row), index(self.rows))):
             self._tile(row, size, column, count, is_whole=is_whole, edge=True)
 
     def _by_rows(self, move: Callable[..., None], row: Any, size: int, edge: bool) -> None:
@@ -333,7 +334,7 @@ class SumsLowering(FewRowsLowering):
         if not edge:
             move(edge=False)
             return
-        with self.builder.when(tir.LE(_i32(add(row, size)), _i32(self.rows))):
+        with self.builder.when(tir.LE(index(add(row, size)), index(self.rows))):
             move(edge=False)
         with self.builder.otherwise():
             move(edge=True)
@@ -357,11 +358,9 @@ def _sum_text(lanes: int) -> str:
     lines: list[str] = []
 
     def shuffled(a: str, b: str, width: int, order: list[int]) -> str:
-        places = ", ".join(f"i32 {i}" for i in order)
         source = f"<{width} x float>"
         lines.append(
-            f"  %t{len(lines)} = shufflevector {source} {a}, {source} {b}, "
-            f"<{len(order)} x i32> <{places}>"
+            f"  %t{len(lines)} = shufflevector {source} {a}, {source} {b}, {shuffle_order(order)}"
         )
         return f"%t{len(lines) - 1}"
 
@@ -386,7 +385,3 @@ def _sum_text(lanes: int) -> str:
     given = ", ".join(f"{kind} %{name}" for name in "abcd")
     body = "\n".join(lines)
     return f"{head}({given}) alwaysinline {{\n{body}\n  ret <{AT_ONCE} x float> {total}\n}}"
-
-
-def _i32(value: Any) -> Any:
-    return tir.IntImm("int32", value) if isinstance(value, int) else value

@@ -17,7 +17,7 @@ from tvm import tirx as tir
 from tilecore.ir.analysis import kept_axes
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Load, Var, binary, cast, int_value
-from tilecore.ir.fold import STEPS, accumulator_dtype, identity, magnitude
+from tilecore.ir.fold import STEPS, fold_dtype, identity, magnitude
 from tilecore.ir.nodes import Buffer, Reduce, Region, Scan
 from tilecore.lowering.cpu.access import Accessor, Extent
 from tilecore.lowering.cpu.scalar import Scope, constant_of, convert, differs, lower, widen
@@ -49,7 +49,7 @@ class FoldLowering:
         self.folded = [a for a in self.axes if a in axes]
         self.outer = [a for a in self.axes if a not in axes]
         source, result = self.src.buffer.dtype, self.dst.buffer.dtype
-        self.dtype = accumulator_dtype(stmt.op, source, result)
+        self.dtype = fold_dtype(source, result)
         self.lanes = target.vector_bytes // max(
             DType(d).itemsize for d in (source, result, self.dtype)
         )

@@ -33,7 +33,7 @@ from tilecore.lowering.cpu.strided import (
     rows_within,
     strided,
 )
-from tilecore.lowering.cpu.tir import add, broadcast, maximum, minimum, mul
+from tilecore.lowering.cpu.tir import add, broadcast, index, maximum, minimum, mul
 from tilecore.target import Target
 
 STEPS_AHEAD = 32  # of K
@@ -118,7 +118,7 @@ class GemmLowering:
         if self.stage is None:
             yield
             return
-        count = size if self.rows is None else minimum(size, _expr(self.rows) - _expr(row))
+        count = size if self.rows is None else minimum(size, index(self.rows) - index(row))
         self.a = self.stage.fill(row, count, self.depth)
         yield
         self.a = self.stage.source
@@ -141,7 +141,7 @@ class GemmLowering:
         if self.columns is None:
             yield column
             return
-        with self.builder.when(tir.LT(_expr(column), _expr(self.columns))):
+        with self.builder.when(tir.LT(index(column), index(self.columns))):
             yield column
 
     def _row_groups(self) -> Iterator[tuple[Any, int]]:
@@ -156,7 +156,7 @@ class GemmLowering:
         """Clear a tile of which some rows or columns get no products: they lie outside A or B."""
         clear = known_truth(self.gemm.clear_accum, self.accessor)
         limits = ((self.rows, self.plan.m), (self.columns, self.plan.n))
-        short = [tir.LT(_expr(limit), _expr(size)) for limit, size in limits if limit is not None]
+        short = [tir.LT(index(limit), index(size)) for limit, size in limits if limit is not None]
         if self.in_output or self.late is not None or clear is False or not short:
             return
         cond = short[0] if len(short) == 1 else tir.Or(*short)
@@ -189,12 +189,12 @@ class GemmLowering:
             self._micro_kernel(panel, column, row, size, count, edge=False)
             return
         if not self.a_in_place and not self.in_output and self.late is None:
-            with self.builder.when(tir.LT(_expr(row), _expr(self.rows))):
+            with self.builder.when(tir.LT(index(row), index(self.rows))):
                 self._micro_kernel(panel, column, row, size, count, edge=False)
             return
-        with self.builder.when(tir.LE(_expr(add(row, size)), _expr(self.rows))):
+        with self.builder.when(tir.LE(index(add(row, size)), index(self.rows))):
             self._micro_kernel(panel, column, row, size, count, edge=False)
-        begins = tir.LT(_expr(row), _expr(self.rows))
+        begins = tir.LT(index(row), index(self.rows))
         with self.builder.otherwise(), self.builder.when(begins):
             self._micro_kernel(panel, column, row, size, count, edge=True)
 
@@ -391,7 +391,7 @@ class GemmLowering:
     def _row_guard(self, row: Any, i: int, edge: bool) -> Any:
         if not edge:
             return contextlib.nullcontext()
-        return self.builder.when(tir.LT(_expr(add(row, i)), _expr(self.rows)))
+        return self.builder.when(tir.LT(index(add(row, i)), index(self.rows)))
 
     def _mask(self, column: Any, j: int) -> LaneMask | None:
         if not self.is_tight:
@@ -430,7 +430,3 @@ def known_truth(cond: Expr, accessor: Accessor) -> bool | None:
         if difference is not None and (difference[0] > 0 or difference[1] < 0):
             return False
     return None
-
-
-def _expr(value: Any) -> Any:
-    return tir.IntImm("int32", value) if isinstance(value, int) else value

@@ -14,7 +14,7 @@ from tilecore.lowering.cpu.copy import PanelPacker
 from tilecore.lowering.cpu.place import Place
 from tilecore.lowering.cpu.scalar import convert, memory_type
 from tilecore.lowering.cpu.shuffles import transpose
-from tilecore.lowering.cpu.tir import TirBuilder, add, broadcast, mul, quotient, vector_type
+from tilecore.lowering.cpu.tir import TirBuilder, add, broadcast, index, mul, quotient, vector_type
 from tilecore.target import Target
 
 
@@ -61,7 +61,7 @@ class GroupPacker(PanelPacker):
         with builder.loop(done) as q:
             self._interleave(first, start, q, None, count)
         if not isinstance(depth, int) or depth % self.group:
-            with builder.when(tir.LT(_i32(mul(done, self.group)), _i32(depth))):
+            with builder.when(tir.LT(index(mul(done, self.group)), index(depth))):
                 self._interleave(first, start, builder.bind(done), depth, count)
 
     def _interleave(self, first: Any, start: Any, q: Any, depth: Any | None, count: int) -> None:
@@ -77,7 +77,7 @@ class GroupPacker(PanelPacker):
                 part = self._raw(at, wide)
                 if depth is not None and i:
                     zeros = broadcast(tir.IntImm(self.kind, 0), wide)
-                    part = tir.if_then_else(tir.LT(_i32(add(k, i)), _i32(depth)), part, zeros)
+                    part = tir.if_then_else(tir.LT(index(add(k, i)), index(depth)), part, zeros)
                 rows.append(builder.bind(part))
             to = add(start, panel * self.panel_size + mul(lane, self.group))
             to = add(to, mul(mul(q, self.width), self.group))
@@ -129,16 +129,16 @@ class GroupPacker(PanelPacker):
         """Pack groups from element ``begin`` to ``depth`` along K one by one."""
         builder = self.builder
         end = self._rounded(depth)
-        steps = builder.loop(_i32(end) - _i32(begin), start=begin)
+        steps = builder.loop(index(end) - index(begin), start=begin)
         with steps as k, builder.loop(self.width) as n:
             column = add(first, n)
             along, across = (column, k) if self.axis == 0 else (k, column)
             at = add(self.base, add(mul(along, self.step), across))
-            inside = tir.LT(k, _i32(depth))
+            inside = tir.LT(k, index(depth))
             if columns is not None:
-                inside = tir.And(inside, tir.LT(_i32(column), _i32(columns)))
+                inside = tir.And(inside, tir.LT(index(column), index(columns)))
             value = tir.if_then_else(inside, self._raw(at, 1), tir.IntImm(self.kind, 0))
-            q, rest = tir.truncdiv(k, _i32(self.group)), tir.truncmod(k, _i32(self.group))
+            q, rest = tir.truncdiv(k, index(self.group)), tir.truncmod(k, index(self.group))
             to = add(start, add(mul(add(mul(q, self.width), n), self.group), rest))
             builder.store(self.place.memory, value, to)
 
@@ -149,10 +149,6 @@ class GroupPacker(PanelPacker):
     def _zero(self, start: Any, depth: Any) -> None:
         builder, lanes = self.builder, self.lanes
         done = builder.bind(quotient(add(depth, self.group - 1), self.group))
-        with builder.loop(_i32(self.groups) - _i32(done), start=done) as q:
+        with builder.loop(index(self.groups) - index(done), start=done) as q:
             for j in range(self.width // lanes):
                 self._store(broadcast(tir.IntImm("int32", 0), lanes), start, q, j * lanes)
-
-
-def _i32(value: Any) -> Any:
-    return tir.IntImm("int32", value) if isinstance(value, int) else value

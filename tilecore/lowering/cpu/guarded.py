@@ -7,6 +7,7 @@ vector runs without conditions, or its lanes run one by one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tilecore.ir.analysis import written_buffers
@@ -57,11 +58,34 @@ class Guarded:
 
 def guarded(nest: Parallel) -> Guarded | None:
     """Return a nest of stores under such conditions; None: it is none."""
+    opened = _opened(nest)
+    if opened is None:
+        return None
+    stmts, conds, is_whole = opened
+    names, var = _values(nest), nest.loop_vars[-1]
+    terms = [part for cond in conds for part in _parts(substitute_expr(cond, names))]
+    if not _are_as_before(terms, nest):
+        return None
+    if not all(not mentions(t, var) or _is_ordered(t, var) for t in terms):
+        return None
+    is_shared = [is_whole and not mentions(t, var) for t in terms]
+    shared = tuple(t for t, is_one in zip(terms, is_shared, strict=True) if is_one)
+    rest = tuple(t for t, is_one in zip(terms, is_shared, strict=True) if not is_one)
+    if not all(isinstance(t, Binary) for t in rest):
+        return None
+    body = stmts[0] if len(stmts) == 1 else Seq(tuple(stmts))
+    return Guarded(nest, replace(nest, body=body), shared, rest)  # type: ignore[arg-type]
+
+
+def _opened(nest: Parallel) -> tuple[list[Stmt], list[Expr], bool] | None:
+    """Return what a nest does, the conditions around it, and whether all is under all of them.
+
+    None: it has no conditions, or a branch that is taken otherwise; or it does not only store.
+    """
     found = _without_lets(flat([nest.body]))
     if not any(isinstance(stmt, If) for stmt in found):
         return None
-    var, is_whole = nest.loop_vars[-1], len(found) == 1
-    conds: list[Expr] = []
+    is_whole, conds = len(found) == 1, list[Expr]()
     while any(isinstance(stmt, If) for stmt in found):
         inner: list[Stmt] = []
         for stmt in found:
@@ -74,23 +98,18 @@ def guarded(nest: Parallel) -> Guarded | None:
                 inner.append(stmt)
         found = _without_lets(flat(inner))
         is_whole = is_whole and (len(found) == 1 or not any(isinstance(s, If) for s in found))
-    if not all(isinstance(stmt, (Let, Store)) for stmt in found):
-        return None
-    names = _values(nest)
-    terms = [part for cond in conds for part in _parts(substitute_expr(cond, names))]
-    if any(isinstance(s, Let) and any(mentions(t, s.var) for t in terms) for s in walk(nest.body)):
-        return None
+    stores = all(isinstance(stmt, (Let, Store)) for stmt in found)
+    return (found, conds, is_whole) if stores else None
+
+
+def _are_as_before(terms: Sequence[Expr], nest: Parallel) -> bool:
+    """Return whether conditions may be asked before a nest: it sets nothing that they read."""
+    names = [stmt.var for stmt in walk(nest.body) if isinstance(stmt, Let)]
+    if any(mentions(term, name) for name in names for term in terms):
+        return False
     changed = {buffer.root for buffer in written_buffers(nest)}
     read = {node.buffer.root for t in terms for node in walk_expr(t) if isinstance(node, Load)}
-    if changed & read or not all(not mentions(t, var) or _is_ordered(t, var) for t in terms):
-        return None
-    is_shared = [is_whole and not mentions(t, var) for t in terms]
-    shared = tuple(t for t, is_one in zip(terms, is_shared, strict=True) if is_one)
-    rest = tuple(t for t, is_one in zip(terms, is_shared, strict=True) if not is_one)
-    if not all(isinstance(t, Binary) for t in rest):
-        return None
-    body = found[0] if len(found) == 1 else Seq(tuple(found))
-    return Guarded(nest, replace(nest, body=body), shared, rest)  # type: ignore[arg-type]
+    return not changed & read
 
 
 def _values(nest: Parallel) -> dict[Var, Expr]:

@@ -422,7 +422,7 @@ class LaunchLowering:
                 with self.builder.loop(packing_tasks(stmt, packer.storage)) as task:
                     packer.pack(task)
                 return
-            if is_row_copy(stmt, source, dest):
+            if is_row_copy(source, dest):
                 tile = self.plan.tiles.get(stmt.dst.buffer)
                 row_copy(accessor, stmt, self.target, tile is not None and tile.skips_absent)
                 return

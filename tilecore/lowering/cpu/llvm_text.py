@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 LLVM_TYPES = {
     "float64": "double", "float32": "float", "float16": "half", "bool": "i8",
     **{f"{sign}int{bits}": f"i{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }  # fmt: skip
 LANES = (1, 2, 4, 8, 16, 32, 64)
-FMA_NAMES = {n: "llvm.fma.f32" if n == 1 else f"llvm.fma.v{n}f32" for n in LANES}
+REALS = {"float32": ("float", "i32"), "float64": ("double", "i64")}  # and their bits
 
 
 def kind_of(element: str, lanes: int) -> str:
@@ -18,17 +18,30 @@ def kind_of(element: str, lanes: int) -> str:
     return element if lanes == 1 else f"<{lanes} x {element}>"
 
 
-FMA_DECLARATIONS = {
-    name: f"declare {(kind := kind_of('float', n))} @{name}({', '.join([kind] * 3)})"
-    for n, name in FMA_NAMES.items()
-}
+def intrinsic(name: str, dtype: str, lanes: int) -> str:
+    """Return the name of an intrinsic function of floats: ``llvm.fma.v8f64``."""
+    element = f"f{dtype.removeprefix('float')}"
+    return f"llvm.{name}.{element if lanes == 1 else f'v{lanes}{element}'}"
+
+
+def declarations(name: str, dtype: str, arguments: int) -> dict[str, str]:
+    """Return the declarations of an intrinsic function of floats for all lanes, text by name."""
+    found = {}
+    for lanes in LANES:
+        symbol, kind = intrinsic(name, dtype, lanes), kind_of(LLVM_TYPES[dtype], lanes)
+        found[symbol] = f"declare {kind} @{symbol}({', '.join([kind] * arguments)})"
+    return found
 
 
 class LlvmFunction:
-    """Text of one LLVM function from ``lanes`` values to as many, line by line."""
+    """Text of one LLVM function from ``lanes`` values to as many, line by line.
 
-    def __init__(self, lanes: int) -> None:
-        self.lanes = lanes
+    "Floats" below are of ``dtype``, and integers have as many bits.
+    """
+
+    def __init__(self, lanes: int, dtype: str = "float32") -> None:
+        self.lanes, self.dtype = lanes, dtype
+        self.element, self.integer = REALS[dtype]
         self.lines: list[str] = []
 
     def kind(self, element: str) -> str:
@@ -37,21 +50,20 @@ class LlvmFunction:
 
     def constant(self, element: str, literal: str) -> str:
         """Return a literal in every lane."""
-        each = ", ".join(f"{element} {literal}" for _ in range(self.lanes))
-        return literal if self.lanes == 1 else f"<{each}>"
+        return literal if self.lanes == 1 else literals(element, [literal] * self.lanes)
 
     def number(self, value: int) -> str:
-        """Return an i32."""
-        return self.constant("i32", str(value))
+        """Return an integer in every lane."""
+        return self.constant(self.integer, str(value))
 
     def real(self, value: float) -> str:
         """Return the nearest float in every lane."""
-        return self.constant("float", _literal(value))
+        return self.constant(self.element, self._literal(value))
 
     def reals(self, values: Sequence[float]) -> str:
         """Return the nearest floats, one per lane."""
         assert len(values) == self.lanes
-        return f"<{', '.join(f'float {_literal(value)}' for value in values)}>"
+        return f"<{', '.join(f'{self.element} {self._literal(value)}' for value in values)}>"
 
     def line(self, text: str) -> str:
         """Add an instruction and return the name of its result."""
@@ -59,16 +71,16 @@ class LlvmFunction:
         return f"%t{len(self.lines) - 1}"
 
     def on_ints(self, op: str, a: str, b: str) -> str:
-        """Add an instruction on two i32."""
-        return self.line(f"{op} {self.kind('i32')} {a}, {b}")
+        """Add an instruction on two integers."""
+        return self.line(f"{op} {self.kind(self.integer)} {a}, {b}")
 
     def on_floats(self, op: str, a: str, b: str) -> str:
         """Add an instruction on two floats."""
-        return self.line(f"{op} {self.kind('float')} {a}, {b}")
+        return self.line(f"{op} {self.kind(self.element)} {a}, {b}")
 
-    def select(self, cond: str, a: str, b: str, element: str = "i32") -> str:
-        """Return ``a`` where ``cond`` holds, else ``b``."""
-        kind = self.kind(element)
+    def select(self, cond: str, a: str, b: str, element: str = "") -> str:
+        """Return ``a`` where ``cond`` holds, else ``b``; both integers, or of another type."""
+        kind = self.kind(element or self.integer)
         return self.line(f"select {self.kind('i1')} {cond}, {kind} {a}, {kind} {b}")
 
     def change(self, op: str, value: str, source: str, target: str) -> str:
@@ -92,13 +104,12 @@ class LlvmFunction:
         return self.on_ints("add", value, self.number(other))
 
     def compare(self, how: str, value: str, other: int) -> str:
-        """Compare i32 with a number."""
+        """Compare integers with a number."""
         return self.on_ints(f"icmp {how}", value, self.number(other))
 
     def fma(self, a: str, b: str, c: str) -> str:
         """Return ``a * b + c`` of floats, rounded once."""
-        kind = self.kind("float")
-        name = FMA_NAMES[self.lanes]
+        kind, name = self.kind(self.element), intrinsic("fma", self.dtype, self.lanes)
         return self.line(f"call {kind} @{name}({kind} {a}, {kind} {b}, {kind} {c})")
 
     def polynomial(self, coefficients: Sequence[float], x: str) -> str:
@@ -126,7 +137,7 @@ class LlvmFunction:
 
     def compare_floats(self, how: str, a: str, b: str) -> str:
         """Compare two floats."""
-        return self.line(f"fcmp {how} {self.kind('float')} {a}, {b}")
+        return self.line(f"fcmp {how} {self.kind(self.element)} {a}, {b}")
 
     def both(self, a: str, b: str) -> str:
         """Return ``a and b`` of truth values."""
@@ -143,11 +154,12 @@ class LlvmFunction:
 
     def resized(self, value: str, lanes: int, wanted: int) -> str:
         """Return the first floats of ``value``; those beyond its end are undefined."""
+        element = self.element
         if lanes == 1:
-            kind = f"<{wanted} x float>"
-            return self.line(f"insertelement {kind} zeroinitializer, float {value}, i32 0")
+            kind = f"<{wanted} x {element}>"
+            return self.line(f"insertelement {kind} zeroinitializer, {element} {value}, i32 0")
         if wanted == 1:
-            return self.line(f"extractelement <{lanes} x float> {value}, i32 0")
+            return self.line(f"extractelement <{lanes} x {element}> {value}, i32 0")
         order = [str(i) if i < lanes else "poison" for i in range(wanted)]
         return self._shuffle(value, "poison", lanes, order)
 
@@ -161,17 +173,23 @@ class LlvmFunction:
         return self._shuffle(a, b, lanes, [str(i) for i in range(2 * lanes)])
 
     def _shuffle(self, a: str, b: str, lanes: int, order: list[str]) -> str:
-        kind = f"<{lanes} x float>"
+        kind = f"<{lanes} x {self.element}>"
         places = ", ".join(f"i32 {i}" for i in order)
         return self.line(f"shufflevector {kind} {a}, {kind} {b}, <{len(order)} x i32> <{places}>")
 
     def as_float(self, value: str) -> str:
         """Return the float of these bits."""
-        return self.change("bitcast", value, "i32", "float")
+        return self.change("bitcast", value, self.integer, self.element)
 
     def of_float(self, value: str) -> str:
         """Return the bits of a float."""
-        return self.change("bitcast", value, "float", "i32")
+        return self.change("bitcast", value, self.element, self.integer)
+
+    def _literal(self, value: float) -> str:
+        """Return the nearest float as LLVM writes it: as the bits of the same double."""
+        if self.dtype == "float32":
+            (value,) = struct.unpack(">f", struct.pack(">f", value))
+        return wide_literal(value)
 
     def label(self, name: str) -> None:
         """Start a block."""
@@ -195,12 +213,21 @@ class LlvmFunction:
         return f"{head} alwaysinline {{\n{body}\n  ret {self.kind(target)} {result}\n}}"
 
 
-def _literal(value: float) -> str:
-    """Return the nearest float as LLVM writes it: as the bits of the same double."""
-    (single,) = struct.unpack(">f", struct.pack(">f", value))
-    return wide_literal(single)
-
-
 def wide_literal(value: float) -> str:
     """Return a double as LLVM writes its bits."""
     return f"0x{struct.unpack('>Q', struct.pack('>d', value))[0]:016X}"
+
+
+def literals(element: str, values: Iterable[object]) -> str:
+    """Return a vector of known values: ``<i32 0, i32 1>``."""
+    return "<" + ", ".join(f"{element} {value}" for value in values) + ">"
+
+
+def splat(element: str, lanes: int, value: int) -> str:
+    """Return a vector of a known value in every lane."""
+    return literals(element, [value] * lanes)
+
+
+def shuffle_order(order: Sequence[object]) -> str:
+    """Return the last operand of a ``shufflevector``: which lane each of the result comes from."""
+    return f"<{len(order)} x i32> {literals('i32', order)}"

@@ -67,9 +67,9 @@ def _define_functions(builder: TirBuilder, func: PrimFunc, target: Target) -> No
     dtypes = {n.dtype for n in nodes}
     dtypes |= {b.dtype for b in (*func.buffers, *buffers_of(func.body))}
     found = float8.definitions(dtypes)
-    calls = {n.name for n in nodes if isinstance(n, Call)}
+    calls = {(n.name, n.dtype) for n in nodes if isinstance(n, Call)}
     found |= vector_math.definitions(calls, target.isa)
-    found |= rounding.definitions({(n.name, n.dtype) for n in nodes if isinstance(n, Call)})
+    found |= rounding.definitions(calls)
     if any(isinstance(n, Binary) and n.op == "div" for n in nodes):
         found |= division.definitions(target.isa)
     for name, text in found.items():

@@ -8,6 +8,7 @@ Resampled images read so. Other lanes are gathered.
 from __future__ import annotations
 
 from tilecore.lowering.cpu.avx512 import LOOK_UP
+from tilecore.lowering.cpu.llvm_text import literals
 from tilecore.lowering.cpu.tables import PERMUTE
 
 TYPES = ("float32", "int32", "uint32")
@@ -36,9 +37,9 @@ def text(name: str, gather: str, element: str, lanes: int) -> str:
     kind, words, bits = f"<{lanes} x {element}>", f"<{lanes} x i32>", f"<{lanes} x i1>"
     load = _load(element, lanes)
     splat = f"{words} poison, {words} zeroinitializer"
-    numbers = [", ".join(f"i32 {i + first}" for i in range(lanes)) for first in (0, lanes)]
+    numbers = [literals("i32", range(first, first + lanes)) for first in (0, lanes)]
     loads = "\n  ".join(
-        f"""%inside{i} = icmp ule {words} <{numbers[i]}>, %reaches
+        f"""%inside{i} = icmp ule {words} {numbers[i]}, %reaches
   %w{i} = call {kind} @{load}(ptr align 4 %from{i}, {bits} %inside{i}, {kind} zeroinitializer)"""
         for i in (0, 1)
     )

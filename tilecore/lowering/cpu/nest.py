@@ -31,13 +31,12 @@ from tilecore.lowering.cpu.lets import has_vector_form, indices_of, inlined, is_
 from tilecore.lowering.cpu.multiplied import multiplied
 from tilecore.lowering.cpu.quotients import without_division
 from tilecore.lowering.cpu.rows_ahead import RowsAhead
-from tilecore.lowering.cpu.scalar import LIBM, Scope, lower, value_type, widen
+from tilecore.lowering.cpu.scalar import LIBM, Scope, lower, widen
 from tilecore.lowering.cpu.tir import add, maximum, mul, quotient, typed
-from tilecore.lowering.cpu.vector_math import FUNCTIONS
 from tilecore.target import Target
 
 LEAST_LANES = 4  # of vectors along short axes
-SCALAR_CALLS = ("erf", "pow", *LIBM)  # no vector lowering in TVM's LLVM code generator
+SCALAR_CALLS = ("pow", *LIBM)  # no vector lowering in TVM's LLVM code generator
 
 
 class NestLowering:
@@ -387,8 +386,7 @@ class _Lanes:
         if isinstance(node, Load):
             return True
         if isinstance(node, Call):
-            is_ours = node.name in FUNCTIONS and value_type(node.dtype) != "float64"
-            return is_ours or node.name not in SCALAR_CALLS
+            return node.name not in SCALAR_CALLS
         if isinstance(node, Binary):
             node = without_division(node)
         if isinstance(node, Binary) and node.op in ("pow", "floordiv", "mod"):

@@ -10,6 +10,7 @@ from typing import Any
 
 from tvm import tirx as tir
 
+from tilecore.lowering.cpu.llvm_text import shuffle_order, splat
 from tilecore.lowering.cpu.tir import TirBuilder, add, index, mul, vector_type
 
 _HEAD = "define linkonce_odr hidden"
@@ -65,7 +66,7 @@ def _load_text(name: str, lanes: int) -> str:
   ret i8 %code
 }}"""
     half, whole = lanes // 2, f"i{4 * lanes}"
-    fours = _splat(half, 4)
+    fours, together = splat("i8", half, 4), shuffle_order(_interleaved(half))
     # From an odd element on, its bytes and one more, which is that of the last element.
     return f"""{_HEAD} <{lanes} x i8> @{name}(ptr %p, i64 %o) alwaysinline {{
   %at = ashr i64 %o, 1
@@ -83,9 +84,9 @@ def _load_text(name: str, lanes: int) -> str:
   %isodd = icmp ne i64 %bit, 0
   %bits = select i1 %isodd, {whole} %moved, {whole} %even
   %bytes = bitcast {whole} %bits to <{half} x i8>
-  %low = and <{half} x i8> %bytes, {_splat(half, 15)}
+  %low = and <{half} x i8> %bytes, {splat("i8", half, 15)}
   %high = lshr <{half} x i8> %bytes, {fours}
-  %codes = shufflevector <{half} x i8> %low, <{half} x i8> %high, {_lanes(_interleaved(half))}
+  %codes = shufflevector <{half} x i8> %low, <{half} x i8> %high, {together}
   ret <{lanes} x i8> %codes
 }}"""
 
@@ -126,24 +127,16 @@ def _inner(kind: str, half: int) -> str:
 
 def _pairs(name: str, kind: str, first: int, count: int) -> str:
     """Return code that makes ``count`` bytes of elements from ``first`` on."""
-    low, high = (_lanes([first + side + 2 * i for i in range(count)]) for side in (0, 1))
+    low, high = (shuffle_order([first + side + 2 * i for i in range(count)]) for side in (0, 1))
     narrow = f"<{count} x i8>"
     return f"""  %{name}low = shufflevector {kind} %c, {kind} poison, {low}
   %{name}high = shufflevector {kind} %c, {kind} poison, {high}
-  %{name}up = shl {narrow} %{name}high, {_splat(count, 4)}
+  %{name}up = shl {narrow} %{name}high, {splat("i8", count, 4)}
   %{name} = or {narrow} %{name}low, %{name}up"""
 
 
 def _interleaved(half: int) -> list[int]:
     return [lane for i in range(half) for lane in (i, half + i)]
-
-
-def _lanes(order: list[int]) -> str:
-    return f"<{len(order)} x i32> <" + ", ".join(f"i32 {i}" for i in order) + ">"
-
-
-def _splat(lanes: int, value: int) -> str:
-    return "<" + ", ".join(f"i8 {value}" for _ in range(lanes)) + ">"
 
 
 _STORE_ONE = f"""{_HEAD} i32 @{_store_name(1)}(ptr %p, i64 %o, i8 %c) {{

@@ -16,7 +16,7 @@ from tvm import tirx as tir
 from tilecore.inference.plan import TilePlan
 from tilecore.inference.storage import Storage, TensorStorage
 from tilecore.ir.dims import extents_of, solve, value_ranges
-from tilecore.ir.expr import Expr, Var, cast, int_value
+from tilecore.ir.expr import Expr, Var, cast, known_or
 from tilecore.ir.nodes import Buffer, PrimFunc
 from tilecore.lowering.cpu.access import INT32_MAX, Accessor
 from tilecore.lowering.cpu.place import Place
@@ -122,9 +122,9 @@ def small_storage(buffer: Buffer) -> Storage:
 
 def tensor_storage(accessor: Accessor, buffer: Buffer) -> TensorStorage:
     """Return the storage of a tensor with int64 offsets; unknown strides are computed once."""
-    shape: tuple[Expr | int, ...] = tuple(_known(e) for e in buffer.shape)
+    shape: tuple[Expr | int, ...] = tuple(known_or(e) for e in buffer.shape)
     if buffer.strides is not None:
-        strides = tuple(_known(e) for e in buffer.strides)
+        strides = tuple(known_or(e) for e in buffer.strides)
         return TensorStorage(shape, str(buffer.dtype), strides)
     found: list[Expr | int] = []
     step: Expr | int = 1
@@ -135,11 +135,6 @@ def tensor_storage(accessor: Accessor, buffer: Buffer) -> TensorStorage:
         extent = shape[axis]
         step = cast(extent, "int64") * step if isinstance(extent, Expr) else extent * step
     return TensorStorage(shape, str(buffer.dtype), tuple(reversed(found)))
-
-
-def _known(extent: Expr) -> Expr | int:
-    size = int_value(extent)
-    return extent if size is None else size
 
 
 def _named(accessor: Accessor, value: Expr, name: str) -> Var:

@@ -23,7 +23,7 @@ from tilecore.lowering.cpu.scalar import (
     zero,
 )
 from tilecore.lowering.cpu.shuffles import spread
-from tilecore.lowering.cpu.tir import TirBuilder, add, broadcast, minimum, ramp, vector_type
+from tilecore.lowering.cpu.tir import TirBuilder, add, broadcast, index, minimum, ramp, vector_type
 
 SHUFFLED = 2  # elements per lane that are loaded to choose from
 
@@ -61,9 +61,9 @@ class Place:
         if not self.shift:
             return tuple(indices)
         result = list(self.shift)
-        for axis, index in zip(self.axes, indices, strict=True):
+        for axis, at in zip(self.axes, indices, strict=True):
             if axis is not None:
-                result[axis] = binary("add", result[axis], index)
+                result[axis] = binary("add", result[axis], at)
         return tuple(result)
 
 
@@ -153,7 +153,7 @@ class LaneMask:
     @property
     def condition(self) -> Any:
         """The mask as a vector in TIR."""
-        indices, limit = ramp(self.first, self.lanes), broadcast(_i32(self.limit), self.lanes)
+        indices, limit = ramp(self.first, self.lanes), broadcast(index(self.limit), self.lanes)
         if not self.is_two_sided:
             return tir.LT(indices, limit)
         kind = vector_type("uint32", self.lanes)  # of which those below 0 are the largest
@@ -207,18 +207,10 @@ def vector_store(
 def _store_some(builder: TirBuilder, place: Place, kept: Any, offset: Any, mask: LaneMask) -> None:
     """Store narrow elements without masks: LLVM 22 writes 4 bytes for one element of 2."""
     kept, lanes = builder.bind(kept), mask.lanes
-    with builder.when(tir.LE(_i32(add(mask.first, lanes)), _i32(mask.limit))):
+    with builder.when(tir.LE(index(add(mask.first, lanes)), index(mask.limit))):
         builder.store(place.memory, kept, offset, lanes)
     with builder.otherwise():
         edge = builder.alloc(lanes, memory_type(place.storage.dtype), "edge")
         builder.store(edge, kept, 0, lanes)
-        with builder.loop(minimum(lanes, _i32(mask.limit) - _i32(mask.first))) as lane:
+        with builder.loop(minimum(lanes, index(mask.limit) - index(mask.first))) as lane:
             builder.store(place.memory, builder.load(edge, lane), add(offset, lane))
-
-
-def _int(value: int) -> Any:
-    return tir.IntImm("int32", value)
-
-
-def _i32(value: Any) -> Any:
-    return _int(value) if isinstance(value, int) else value

@@ -8,7 +8,6 @@ bits, other types as they are.
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -51,7 +50,7 @@ NIBBLES = {"int4": "int8", "uint4": "uint8"}  # computed in 8 bits
 PACKED = ("bfloat16", *float8.NAMES)  # computed in float32, rounded when stored
 
 
-LIBM = ("tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "log1p", "fmod")  # no vectors
+LIBM = ("tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "fmod")  # no vectors
 
 
 def memory_type(dtype: str) -> str:
@@ -363,9 +362,8 @@ def _binary(expr: Binary, scope: Scope) -> Any:
 
 
 _TIR_CALLS: dict[str, Callable[[Any], Any]] = {
-    "exp": tir.exp, "log": tir.log, "sqrt": tir.sqrt, "tanh": tir.tanh,
-    "sin": tir.sin, "cos": tir.cos, "abs": tir.abs, "floor": tir.floor, "ceil": tir.ceil,
-    "round": tir.nearbyint, "trunc": tir.trunc, "erf": tir.erf,
+    "sqrt": tir.sqrt, "abs": tir.abs, "floor": tir.floor, "ceil": tir.ceil,
+    "round": tir.nearbyint, "trunc": tir.trunc,
 }  # fmt: skip
 
 
@@ -387,8 +385,7 @@ def _call(expr: Call, scope: Scope) -> Any:
     if narrow:
         args = [tir.Cast(vector_type("float32", lanes), a) for a in args]
         kind = "float32"
-    is_ours = kind == "float32" and expr.name in vector_math.FUNCTIONS
-    if expr.name in LIBM and not is_ours:
+    if expr.name in LIBM:
         name = expr.name if kind == "float64" else f"{expr.name}f"
         result = tir.call_pure_extern(kind, name, *args)
     else:
@@ -404,26 +401,9 @@ def _reinterpret(value: Any, source: str, target: str, lanes: int) -> Any:
 
 
 def _math(name: str, x: Any, kind: str, lanes: int) -> Any:
-    def number(value: float) -> Any:
-        return constant_of(value, kind, lanes)
-
-    if kind == "float32" and name in vector_math.FUNCTIONS:
-        return vector_math.call(name, x, lanes)
-    match name:
-        case "exp2":
-            return tir.exp(x * number(math.log(2.0)))
-        case "exp10":
-            return tir.exp(x * number(math.log(10.0)))
-        case "log2":
-            return tir.log(x) * number(1.0 / math.log(2.0))
-        case "log10":
-            return tir.log(x) * number(1.0 / math.log(10.0))
-        case "rsqrt":
-            return number(1.0) / tir.sqrt(x)
-        case "sigmoid":
-            return number(1.0) / (number(1.0) + tir.exp(number(0.0) - x))
-        case _:
-            return _TIR_CALLS[name](x)
+    if name in vector_math.FUNCTIONS:
+        return vector_math.call(name, x, kind, lanes)
+    return _TIR_CALLS[name](x)
 
 
 def check_dtypes(dtypes: set[str], target: object) -> None:

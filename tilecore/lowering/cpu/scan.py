@@ -16,7 +16,7 @@ from tilecore.ir.fold import STEPS
 from tilecore.ir.nodes import Scan
 from tilecore.lowering.cpu.access import Accessor
 from tilecore.lowering.cpu.fold import FoldLowering
-from tilecore.lowering.cpu.llvm_text import LLVM_TYPES
+from tilecore.lowering.cpu.llvm_text import LLVM_TYPES, shuffle_order
 from tilecore.lowering.cpu.tir import add, broadcast, mul, vector_type
 from tilecore.target import Target
 
@@ -100,10 +100,9 @@ def _text(name: str, element: str, lanes: int, *, is_back: bool) -> str:
     lines, value, apart = [], "%x", 1
     while apart < lanes:
         order = [i + apart if is_back else i - apart for i in range(lanes)]
-        taken = ", ".join(f"i32 {i if 0 <= i < lanes else lanes}" for i in order)
+        taken = shuffle_order([i if 0 <= i < lanes else lanes for i in order])
         lines += [
-            f"  %s{apart} = shufflevector {kind} {value}, {kind} zeroinitializer, "
-            f"<{lanes} x i32> <{taken}>",
+            f"  %s{apart} = shufflevector {kind} {value}, {kind} zeroinitializer, {taken}",
             f"  %x{apart} = {op} {kind} {value}, %s{apart}",
         ]
         value, apart = f"%x{apart}", 2 * apart

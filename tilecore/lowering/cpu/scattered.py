@@ -19,6 +19,7 @@ from tilecore.ir.nodes import Parallel, Store
 from tilecore.ir.polynomial import structural_key
 from tilecore.ir.visitor import expressions, walk, walk_expr
 from tilecore.lowering.cpu.access import Accessor
+from tilecore.lowering.cpu.llvm_text import REALS
 from tilecore.lowering.cpu.place import raw_of
 from tilecore.lowering.cpu.scalar import Scope, kept, lower, memory_type
 from tilecore.lowering.cpu.tir import add, index, typed
@@ -48,7 +49,7 @@ def may_scatter(
         if not is_rows or accessor.open_ends(place, place.indices(store.indices)):
             return False
     return any(
-        isinstance(n, Call) and n.name in FUNCTIONS and n.dtype == "float32" and mentions(n, var)
+        isinstance(n, Call) and n.name in FUNCTIONS and n.dtype in REALS and mentions(n, var)
         for n in _nodes(nest)
     )
 

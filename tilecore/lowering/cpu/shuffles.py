@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm import tirx as tir
 
-from tilecore.lowering.cpu.llvm_text import LLVM_TYPES
+from tilecore.lowering.cpu.llvm_text import LLVM_TYPES, shuffle_order
 from tilecore.lowering.cpu.tir import TirBuilder, vector_type
 
 
@@ -52,11 +52,10 @@ def spread(
     element, lanes = LLVM_TYPES[dtype], len(chosen)
     kind, result = f"<{count} x {element}>", f"<{lanes} x {element}>"
     name = f"tilecore_spread{len(given)}_{element}x{count}_{'_'.join(map(str, chosen))}"
-    order = ", ".join(f"i32 {i}" for i in chosen)
     other, names = ("%w", ("%v", "%w")) if len(given) > 1 else ("poison", ("%v",))
     arguments = ", ".join(f"{kind} {argument}" for argument in names)
     text = f"""define linkonce_odr hidden {result} @{name}({arguments}) alwaysinline {{
-  %r = shufflevector {kind} %v, {kind} {other}, <{lanes} x i32> <{order}>
+  %r = shufflevector {kind} %v, {kind} {other}, {shuffle_order(chosen)}
   ret {result} %r
 }}"""
     return builder.call_llvm(vector_type(dtype, lanes), name, text, *given)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilecore.lowering.cpu.llvm_text import shuffle_order, splat
 from tilecore.lowering.cpu.tir import TirBuilder, vector_type
 
 SIZES = (2, 4, 8, 16)  # entries
@@ -26,23 +27,23 @@ def _text(name: str, size: int, lanes: int, register: int) -> str:
     """Return the function that looks up as many lanes at a time as a register has."""
     given, kind = f"<{size} x float>", f"<{lanes} x float>"
     indices, part, words = f"<{lanes} x i32>", f"<{register} x float>", f"<{register} x i32>"
-    low = ", ".join(f"i32 {i % size}" for i in range(register))
-    high = ", ".join(f"i32 {i % size}" for i in range(register, 2 * register))
+    halves = (range(register), range(register, 2 * register))
+    low, high = (shuffle_order([i % size for i in half]) for half in halves)
     lines = [
-        f"%low = shufflevector {given} %t, {given} poison, {words} <{low}>",
-        f"%high = shufflevector {given} %t, {given} poison, {words} <{high}>",
+        f"%low = shufflevector {given} %t, {given} poison, {low}",
+        f"%high = shufflevector {given} %t, {given} poison, {high}",
     ]
     parts = range(-(-lanes // register))
     for p in parts:
-        taken = ", ".join(f"i32 {min(p * register + i, lanes - 1)}" for i in range(register))
-        lines.append(f"%i{p} = shufflevector {indices} %i, {indices} poison, {words} <{taken}>")
+        taken = shuffle_order([min(p * register + i, lanes - 1) for i in range(register)])
+        lines.append(f"%i{p} = shufflevector {indices} %i, {indices} poison, {taken}")
         permute = f"call {part} @{PERMUTE[register]}({part}"
         lines.append(f"%a{p} = {permute} %low, {words} %i{p})")
         if size <= register:
             continue
         lines += [
             f"%b{p} = {permute} %high, {words} %i{p})",
-            f"%s{p} = and {words} %i{p}, {_splat(register, register)}",
+            f"%s{p} = and {words} %i{p}, {splat('i32', register, register)}",
             f"%c{p} = icmp ne {words} %s{p}, zeroinitializer",
             f"%r{p} = select <{register} x i1> %c{p}, {part} %b{p}, {part} %a{p}",
         ]
@@ -58,28 +59,19 @@ def _joined(parts: list[str], lanes: int, register: int) -> list[str]:
     """Return the lines that put the first ``lanes`` of the parts into one vector."""
     lines, size = [], register
     while len(parts) > 1:
-        whole = ", ".join(f"i32 {i}" for i in range(2 * size))
-        kind, joined = f"<{size} x float>", []
+        kind, order, joined = f"<{size} x float>", shuffle_order(range(2 * size)), []
         for low, high in zip(parts[::2], parts[1::2], strict=True):
             joined.append(f"{low}_{size}")
-            lines.append(
-                f"{joined[-1]} = shufflevector {kind} {low}, {kind} {high}, "
-                f"<{2 * size} x i32> <{whole}>"
-            )
+            lines.append(f"{joined[-1]} = shufflevector {kind} {low}, {kind} {high}, {order}")
         parts, size = joined, 2 * size
     if size == lanes:
         return [*lines, f"ret <{lanes} x float> {parts[0]}"]
-    first = ", ".join(f"i32 {i}" for i in range(lanes))
     kind = f"<{size} x float>"
     return [
         *lines,
-        f"%first = shufflevector {kind} {parts[0]}, {kind} poison, <{lanes} x i32> <{first}>",
+        f"%first = shufflevector {kind} {parts[0]}, {kind} poison, {shuffle_order(range(lanes))}",
         f"ret <{lanes} x float> %first",
     ]
-
-
-def _splat(value: int, lanes: int) -> str:
-    return "<" + ", ".join([f"i32 {value}"] * lanes) + ">"
 
 
 PERMUTE = {8: "llvm.x86.avx2.permps", 16: "llvm.x86.avx512.permvar.sf.512"}

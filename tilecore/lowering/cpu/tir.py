@@ -2,7 +2,7 @@
 
 Everything is built as nodes (parsing TVMScript costs 20 ms per function). Buffers are 1-D; vector
 operations are explicit; nothing relies on TVM's own vectoriser or simplifier, whose StmtSimplify
-is unsafe on vector floats (shared/research/cpu-lowering.md, pitfall 3).
+is unsafe on vector floats (TVM 0.27).
 """
 
 from __future__ import annotations

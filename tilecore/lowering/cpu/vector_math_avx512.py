@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from tilecore.lowering.cpu import avx512
+from tilecore.lowering.cpu import avx512, vector_parts
 from tilecore.lowering.cpu.llvm_text import LlvmFunction
 
 ROUND = 1.5 * 2.0**18  # adding it leaves the nearest multiple of 1/32 in the low bits
@@ -64,8 +64,7 @@ def _exp2(f: LlvmFunction) -> str:
 
 def _odd(f: LlvmFunction, function: Callable[[float], float], limit: float) -> str:
     """Return an odd function that is constant from ``limit`` on."""
-    size = f.as_float(f.masked(f.of_float("%x"), 0x7FFFFFFF))
-    size = f.select(f.compare_floats("ogt", size, f.real(limit)), f.real(limit), size, "float")
+    size = vector_parts.size_below(f, limit)
     is_first = f.compare_floats("olt", size, f.real(FIRST))
     raised = f.select(is_first, f.real(FIRST), size, "float")
     index = f.right(f.of_float(raised), INDEX_SHIFT)
@@ -76,9 +75,7 @@ def _odd(f: LlvmFunction, function: Callable[[float], float], limit: float) -> s
         value = f.fma(value, rest, avx512.look_up(f, index, table))
     is_first = f.compare_floats("olt", size, f.real(SECOND))
     constant = f.select(is_first, size, avx512.look_up(f, index, coefficients[0]), "float")
-    value = f.fma(value, rest, constant)
-    sign = f.masked(f.of_float("%x"), -(1 << 31))
-    return f.as_float(f.on_ints("or", f.of_float(value), sign))
+    return vector_parts.with_sign(f, f.fma(value, rest, constant))
 
 
 def _intervals(function: Callable[[float], float]) -> tuple[list[float], list[list[float]]]:

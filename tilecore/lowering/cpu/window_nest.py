@@ -257,11 +257,11 @@ class WindowLowering(NestLowering):
         self.accessor.assign(self.window.var, first)
         self.held = self._held(lanes) if lanes > 1 else []
         if len(self.extents) == 1:
-            self._one(first, lanes, mask)
+            self._one(lanes, mask)
             return
         with self.builder.loop(self.extents[-2]) as i:
             self.accessor.assign(self.nest.loop_vars[-2], i)
-            self._one(first, lanes, mask)
+            self._one(lanes, mask)
 
     def _held(self, lanes: int) -> list[dict[int, Any]]:
         """Load what the vectors of a column have alike, step by step."""
@@ -286,7 +286,7 @@ class WindowLowering(NestLowering):
         place = accessor.places[load.buffer]
         return not accessor.open_ends(place, place.indices(load.indices))
 
-    def _one(self, first: Any, lanes: int, mask: LaneMask | None) -> None:
+    def _one(self, lanes: int, mask: LaneMask | None) -> None:
         """Emit all steps for an element or a vector of them."""
         accessor, builder, store = self.accessor, self.builder, self.window.store
         if lanes == 1:

@@ -55,6 +55,17 @@ def access_key(access: Access) -> AccessKey:
     return access.buffer, tuple(id(i) for i in access.indices), access.is_store
 
 
+def half(offset: Any) -> Any:
+    """Return the byte of an element of 4 bits."""
+    place = index(offset)
+    return tir.shift_right(place, tir.IntImm(str(getattr(place, "ty", "int32")), 1))
+
+
+def halves(low: Any, high: Any) -> Any:
+    """Return the byte of two elements of 4 bits (uint8)."""
+    return tir.bitwise_or(low, tir.shift_left(high, tir.IntImm("uint8", 4)))
+
+
 def _wide(offset: Any) -> Any:
     return tir.Cast("int64", index(offset))
 
@@ -161,7 +172,9 @@ class Accessor:
         key = (buffer, tuple(id(i) for i in indices), False)
         if key in self.staged:
             array, lane = self.staged[key]
-            return from_memory(self.builder.load(array, lane), str(buffer.dtype))
+            is_halved = buffer.dtype.is_packed and isinstance(place, TensorPlace)
+            raw = self._half(array, lane) if is_halved else self.builder.load(array, lane)
+            return from_memory(raw, str(buffer.dtype))
         memory, offset = self.locate(buffer, indices)
         if isinstance(place, TensorPlace) and buffer.dtype.is_packed:
             value = from_memory(self._half(memory, offset), place.dtype)
@@ -182,6 +195,12 @@ class Accessor:
         key = (buffer, tuple(id(i) for i in indices), True)
         if key in self.staged:
             array, lane = self.staged[key]
+            if isinstance(place, TensorPlace) and buffer.dtype.is_packed:
+                first = tir.bitwise_and(
+                    tir.BufferLoad(array, [half(lane)]), tir.IntImm("uint8", 15)
+                )
+                is_first = tir.EQ(tir.bitwise_and(index(lane), index(1)), index(0))
+                raw, lane = tir.if_then_else(is_first, raw, halves(first, raw)), half(lane)
             self.builder.store(array, raw, lane)
             return
         memory, offset = self.locate(buffer, indices)

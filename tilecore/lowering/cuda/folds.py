@@ -12,7 +12,7 @@ from tilecore.inference.gpu.distribution import Digit, Distribution
 from tilecore.inference.gpu.plan import NestPlan
 from tilecore.inference.gpu.scratch import folded_digits, folds_in_warp, lanes_of_one_value
 from tilecore.ir.expr import Load, Var
-from tilecore.ir.fold import STEPS, accumulator_dtype, identity
+from tilecore.ir.fold import STEPS, fold_dtype, identity
 from tilecore.ir.nodes import Reduce, Scan
 from tilecore.lowering.cpu.tir import add, index, mul, quotient, remainder
 from tilecore.lowering.cuda.access import Accessor
@@ -49,7 +49,7 @@ class FoldLowering:
         assert isinstance(stmt, (Reduce, Scan))
         self.stmt = stmt
         self.source, self.target = plan.points.accesses
-        self.dtype = accumulator_dtype(stmt.op, stmt.src.buffer.dtype, stmt.dst.buffer.dtype)
+        self.dtype = fold_dtype(stmt.src.buffer.dtype, stmt.dst.buffer.dtype)
         self.kind = value_type(self.dtype)
 
     def emit(self) -> None:

@@ -7,7 +7,7 @@ one fills: that memory may be overwritten before the loads of threads have come 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from tilecore.inference.gpu.plan import GpuLaunchPlan
 from tilecore.inference.gpu.shared import sharing_memory
@@ -35,6 +35,9 @@ class HiddenWrites:
         }
         self._ahead = {id(c) for p in plan.pipelines.values() for c in p.copies}
         self._by_units = {id(s) for s in (*plan.loads, *plan.multicasts)} | self._ahead
+        self._gathered = {
+            id(s) for p in plan.pipelines.values() for g in p.gathers for s in walk(g.nest)
+        }
         self._by_units |= {id(s.copy) for s in plan.multicasts if isinstance(s, nodes.ClusterCopy)}
         self._known: dict[int, bool] = {}
 
@@ -49,6 +52,7 @@ class HiddenWrites:
                 node
                 for node in walk(stmt)
                 if not (isinstance(node, own) and id(node) in self._by_units)
+                and id(node) not in self._gathered
             ]
             self._known[id(stmt)] = any(self._matters(b) for n in found for b in writes(n)) or any(
                 b.root in self._filled_again for n in found for b in self._read_by_threads(n)
@@ -71,9 +75,9 @@ class HiddenWrites:
             }
         yield from (b for b in reads(stmt) if b not in in_place)
 
-    def by_copies(self, copies: tuple[Copy, ...]) -> bool:
-        """Return whether copies that run ahead, by threads, write such a tile."""
-        return any(self._matters(c.dst.buffer) for c in copies)
+    def by_copies(self, tiles: Iterable[Buffer]) -> bool:
+        """Return whether one of the tiles that copies of threads fill ahead is such a one."""
+        return any(map(self._matters, tiles))
 
     def are_told_later(self, loop: For) -> bool:
         """Return whether the threads meet in a loop's body before a unit may read a tile."""

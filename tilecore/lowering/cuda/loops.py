@@ -7,13 +7,16 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from tilecore.ir.expr import cast, int_value
-from tilecore.ir.nodes import For
+from tilecore.ir.nodes import For, Gemm, Store
 from tilecore.ir.trips import trip_count
+from tilecore.ir.visitor import distinct, loads, regions, walk
 from tilecore.lowering.cpu.tir import add, maximum, mul
 from tilecore.lowering.cuda.nests import NestLowering
 
 if TYPE_CHECKING:
     from tilecore.lowering.cuda.lower import LaunchLowering
+
+PICKED = 64  # turns of a loop that may be written out, so that registers hold what it picks
 
 
 class Loops:
@@ -41,12 +44,30 @@ class Loops:
             return
         start, trips, step = self.trips(stmt)
         builder = self.owner.builder
-        if isinstance(trips, int) and stmt.kind in ("unroll", "vectorized"):
+        is_unrolled = stmt.kind in ("unroll", "vectorized")
+        if isinstance(trips, int) and (is_unrolled or self._picks_registers(stmt, trips)):
             loop = builder.turns(trips, at_any_length=True) if trips else builder.loop(0)
         else:
             loop = builder.loop(trips)
         with loop as turn, self.owner.running.turns(stmt.body, trips):
             self.iteration(stmt, add(start, mul(turn, step)))
+
+    def _picks_registers(self, stmt: For, trips: int) -> bool:
+        """Return whether a short loop of nests says by its variable which registers they take.
+
+        Written out it names them; else they would lie in memory.
+        """
+        inside = list(walk(stmt.body))
+        if trips > PICKED or any(isinstance(s, (Gemm, For)) for s in inside):
+            return False
+        held = self.owner.plan.fragments
+        places = [(load.buffer, load.indices) for s in inside for load in loads(s)]
+        places += [(s.buffer, s.indices) for s in inside if isinstance(s, Store)]
+        places += [(r.buffer, r.offsets) for s in inside for r in regions(s)]
+        return any(
+            buffer in held and any(stmt.loop_var in set(distinct(index)) for index in indices)
+            for buffer, indices in places
+        )
 
     @contextlib.contextmanager
     def named(self, stmt: For, value: Any) -> Iterator[None]:

@@ -13,7 +13,7 @@ from tilecore.errors import UnsupportedOnTarget
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.loops import is_barrier_setup
 from tilecore.inference.gpu.plan import GpuLaunchPlan, NestPlan
-from tilecore.inference.gpu.registers import PRODUCER_THREADS, traded
+from tilecore.inference.gpu.registers import PRODUCER_THREADS, fill_multiprocessor, traded
 from tilecore.inference.gpu.scratch import BARRIER_BYTES
 from tilecore.ir import nodes
 from tilecore.ir.alike import alike_stores
@@ -89,8 +89,10 @@ class LaunchLowering:
         tensors: dict[Buffer, TensorPlace],
         scalars: dict[Var, Any],
         maps: list[tuple[TensorMap, Any]],
+        min_blocks: int | None = None,
     ) -> None:
         self.builder, self.plan, self.target = builder, plan, target
+        self.min_blocks = min_blocks
         self.launch, self.maps = plan.launch, maps
         self.boxes: BoxPipelines | None = None
         self.tensor: TensorMemory | None = None
@@ -107,7 +109,7 @@ class LaunchLowering:
         self.scratch_start = self.shared_bytes = 0
         self.views: dict[str, Any] = {}
         self.alike = alike_stores(plan.launch) if plan.launch.thread_vars else set()
-        self.ahead = {id(c) for p in plan.pipelines.values() for c in p.copies}
+        self.ahead = {id(s) for p in plan.pipelines.values() for s in p.ahead}
 
     def emit(self, prelude: Sequence[Stmt]) -> None:
         """Emit the kernel, which begins with the statements of ``prelude``."""
@@ -116,7 +118,7 @@ class LaunchLowering:
         grid = [self._extent(e) for e in launch.grid]
         x, y, z = self.plan.threads
         extra = PRODUCER_THREADS if self.plan.has_producer else 0
-        attributes: dict[str, int] = {}
+        attributes = self._bounds((x + extra) * y * z)
         cluster = launch.cluster if self.target.has_clusters else ()
         shape = (x + extra, y, z)
         with self.builder.launch(grid, shape, attributes, cluster) as (blocks, threads):
@@ -165,6 +167,21 @@ class LaunchLowering:
             if self.tensor is not None:
                 self.tensor.free()
             self.clusters.finish()
+
+    def _bounds(self, threads: int) -> dict[str, int]:
+        """Return how many blocks a multiprocessor has to have registers for, if that is known.
+
+        Where a second one cannot have any, NVIDIA's assembler may leave registers for it still.
+        """
+        if self.target.kind != "cuda":
+            return {}
+        if self.min_blocks is not None:
+            return {MIN_BLOCKS: self.min_blocks}
+        return (
+            {MIN_BLOCKS: 1}
+            if fill_multiprocessor(self.plan.fragments, threads, self.target)
+            else {}
+        )
 
     def _assume(self, blocks: Sequence[Any], threads: Sequence[Any], counts: Sequence[int]) -> None:
         """Tell NVIDIA's compiler the ranges of the indices, which it does not know."""
@@ -260,7 +277,7 @@ class LaunchLowering:
                     self.statement(child)
             case nodes.Alloc(buffer=buffer):
                 declare(self, buffer, stmt)
-            case nodes.Copy() if id(stmt) in self.ahead:
+            case nodes.Copy() | nodes.Parallel() if id(stmt) in self.ahead:
                 pass  # the loop around has issued it
             case nodes.Fill() if is_barrier_setup(stmt):
                 pass  # the kernel begins with it

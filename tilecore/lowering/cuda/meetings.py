@@ -86,7 +86,7 @@ class Meetings:
 
         Units are told here, or where the threads meet again before one reads.
         """
-        has_written = self.hidden.by_copies(pipeline.copies)
+        has_written = self.hidden.by_copies(pipeline.tiles)
         is_later = self.hidden.are_told_later(pipeline.loop)
         self.has_written |= has_written and not is_later
         self.sync()

@@ -49,9 +49,11 @@ class SharedPlace:
 def shared_offset(layout: SharedLayout, indices: Sequence[Any]) -> Any:
     """Return the TIR offset of an element within one copy of a tile."""
     row: Any = 0
-    for extent, value in zip(layout.shape[:-1], indices[:-1], strict=True):
+    for extent, value in zip((layout.seen_as or layout.shape)[:-1], indices[:-1], strict=True):
         row = add(mul(row, extent), value)
     column = indices[-1] if indices else 0
+    if layout.seen_as is not None:
+        row, column = _in_memory(layout, layout.seen_as[-1], row, column)
     if not layout.swizzle_bytes:
         return add(mul(row, layout.leading), column)
     width, chunk = layout.swizzle_bytes // layout.itemsize, CHUNK_BYTES // layout.itemsize
@@ -62,6 +64,19 @@ def shared_offset(layout: SharedLayout, indices: Sequence[Any]) -> Any:
     moved = _xor(quotient(within, chunk), turn)
     place = add(mul(row, width), add(mul(moved, chunk), remainder(within, chunk)))
     return add(mul(quotient(column, width), rows * width), place)
+
+
+def _in_memory(layout: SharedLayout, length: int, row: Any, column: Any) -> tuple[Any, Any]:
+    """Return the TIR row and column in memory of an element of a view with rows of ``length``."""
+    width = layout.shape[-1]
+    if length % width == 0:
+        row = add(mul(row, length // width), quotient(column, width))
+        return row, remainder(column, width)
+    if width % length == 0:
+        part = remainder(row, width // length)
+        return quotient(row, width // length), add(mul(part, length), column)
+    place = add(mul(row, length), column)
+    return quotient(place, width), remainder(place, width)
 
 
 def _xor(a: Any, b: Any) -> Any:

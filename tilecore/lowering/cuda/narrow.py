@@ -15,10 +15,35 @@ ROUND_BFLOAT16 = """unsigned bits = __float_as_uint(x);
 return x != x ? 0x7fffu : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;"""
 INFINITY, NAN = "__uint_as_float(0x7f800000u)", "__uint_as_float(0x7fc00000u)"
 
+# By way of float16: float8_e5m2 is its upper byte; float8_e4m3fn has the same order of bits, and an
+# exponent that is less by 8, which a product mends exactly. sm_89 has an instruction for it (PTX
+# ISA 9.0, section 9.7.9.22, cvt). Directives without a blank choose between a GPU and the emulator.
+FROM_E5M2 = "return __half2float(__ushort_as_half((unsigned short)(bits << 8)));"
+FROM_E4M3 = f"""unsigned m = bits & 127u;
+unsigned short half_bits = (unsigned short)(m << 7 | (bits & 128u) << 8);
+float value = __half2float(__ushort_as_half(half_bits)) * 256.0f;
+return m == 127u ? {NAN} : value;"""
+FROM_E4M3_SM_89 = f"""# if __CUDA_ARCH__ >= 890
+unsigned pair;
+asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"((unsigned short)bits));
+return __half2float(__ushort_as_half((unsigned short)pair));
+# else
+{FROM_E4M3}
+# endif"""
+HALVES = {
+    "float8_e4m3fn": (FROM_E4M3_SM_89, FROM_E4M3), "float8_e5m2": (FROM_E5M2, FROM_E5M2)
+}  # fmt: skip
+
 
 @functools.cache
 def widen(dtype: str) -> Instruction:
     """Return ``float32 (uint32 bits)``: the value of bits of ``dtype``, exactly."""
+    if dtype in HALVES:
+        body, emulated = HALVES[dtype]
+        return Instruction(
+            f"tc_widen_{dtype}", "unsigned bits", body, emulated, returns="float32",
+            headers=("cuda_fp16.h",),
+        )  # fmt: skip
     if dtype == "bfloat16":
         body = "return __uint_as_float(bits << 16);"
     elif dtype == E8M0:

@@ -12,8 +12,8 @@ from tvm import tirx as tir
 from tilecore.inference.gpu.distribution import Distribution
 from tilecore.inference.gpu.loops import Access
 from tilecore.inference.gpu.places import Slots, slots_of
-from tilecore.inference.gpu.plan import NestPlan
-from tilecore.ir.expr import Expr, Var, const, int_value
+from tilecore.inference.gpu.plan import Gather, NestPlan
+from tilecore.ir.expr import Expr, Load, Var, const, int_value
 from tilecore.ir.nodes import Copy, Stmt
 from tilecore.ir.visitor import has_loads
 from tilecore.lowering.cpu.tir import add, index, mul
@@ -240,10 +240,19 @@ class AsyncCopyLowering:
         self.accessor, self.builder, self.plan = accessor, accessor.builder, plan
         self.loops = PointLoops(accessor, plan.distribution, plan.points.names, plan.lanes)
 
-    def emit(self) -> None:
-        """Emit the copies of the thread; what lies outside the tensor becomes 0."""
-        source, target = self.plan.points.accesses
-        assert isinstance(self.plan.points.stmt, Copy)
+    def emit(self, gather: Gather | None = None) -> None:
+        """Emit the copies of the thread; what lies outside the tensor becomes 0.
+
+        Args:
+            gather: what the nest is, if it is no copy.
+        """
+        target = next(a for a in self.plan.points.accesses if a.is_store)
+        if gather is not None:
+            source = gather.source
+        else:
+            first = self.plan.points.accesses[0]
+            source = Load(first.buffer, first.indices, first.buffer.dtype)
+        cond = None if gather is None else gather.cond
         size = self.plan.lanes * source.buffer.dtype.itemsize
         turns = self.plan.distribution.slots // self.plan.lanes
         leader = is_first_copy(self.plan.distribution, self.accessor.thread)
@@ -252,14 +261,17 @@ class AsyncCopyLowering:
                 stack.enter_context(self.builder.when(leader))
             digits = stack.enter_context(self.loops.open(unrolled=turns <= UNROLLED_SLOTS))
             stack.enter_context(self.loops.at(digits))
-            self._copy(source, target, size)
+            self._copy(source, target, cond, size)
 
-    def _copy(self, source: Access, target: Access, size: int) -> None:
+    def _copy(self, source: Load, target: Access, asked: Expr | None, size: int) -> None:
         accessor, builder = self.accessor, self.builder
         place = accessor.places[source.buffer]
         assert isinstance(place, TensorPlace)
         to = builder.address(*accessor.locate(target.buffer, target.indices))
         cond = accessor.guard(place, source.indices)
+        if asked is not None:
+            value = accessor.scalar(asked)
+            cond = value if cond is None else tir.And(value, cond)
         memory, offset = accessor.locate(source.buffer, source.indices)
         if cond is None:
             copy = async_copy.cp_async(size)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from tvm import tirx as tir
 
 from tilecore.inference.gpu.plan import Overlap, Pipeline
-from tilecore.ir.nodes import Buffer, Copy, Stmt
-from tilecore.ir.visitor import buffers_of
+from tilecore.ir.nodes import Copy, Stmt
+from tilecore.ir.visitor import roots_of
 from tilecore.lowering.cpu.tir import add, index
 from tilecore.lowering.cuda.stages import use_stage
 
@@ -44,7 +44,7 @@ class OverlappedLoop:
                 self._iteration(add(turn, 1), is_first=False)
             self._last(self.trips, *self.boxes.turn_of(self.pipeline))
             self.owner.running.drain()
-        use_stage(self.owner, self.pipeline.copies, 0)
+        use_stage(self.owner, self.pipeline.tiles, 0)
 
     def _iteration(self, turn: Any, *, is_first: bool) -> None:
         """Emit an iteration without its last product, but with that of the one before."""
@@ -54,7 +54,7 @@ class OverlappedLoop:
             self._statements(order.first, stage, parity)
         if not is_first:
             self._last(turn, stage, parity)
-            use_stage(self.owner, self.pipeline.copies, stage)
+            use_stage(self.owner, self.pipeline.tiles, stage)
         with self.owner.loops.named(loop, add(self.start, turn)):
             self._statements((*order.meanwhile, *order.rest), stage, parity)
             self.owner.running.drain()
@@ -76,7 +76,7 @@ class OverlappedLoop:
     def _last(self, turn: Any, stage: Any, parity: Any) -> None:
         """Emit the last product of the iteration before, and what frees its tiles after that."""
         stage, parity = self.boxes.rings[id(self.pipeline.loop)].before(stage, parity)
-        use_stage(self.owner, self.pipeline.copies, stage)
+        use_stage(self.owner, self.pipeline.tiles, stage)
         copies = self._copies_in(self.order.last)
         for copy in copies:
             if not self._is_used(copy, self.early):
@@ -87,11 +87,7 @@ class OverlappedLoop:
             self.boxes.free_after(self.pipeline, copy, stage)
 
     def _copies_in(self, stmt: Stmt) -> list[Copy]:
-        return [c for c in self.pipeline.copies if c.dst.buffer in _roots(stmt)]
+        return [c for c in self.pipeline.copies if c.dst.buffer in roots_of(stmt)]
 
     def _is_used(self, copy: Copy, stmts: Sequence[Stmt]) -> bool:
-        return any(copy.dst.buffer in _roots(s) for s in stmts)
-
-
-def _roots(stmt: Stmt) -> set[Buffer]:
-    return {b.root for b in buffers_of(stmt)}
+        return any(copy.dst.buffer in roots_of(s) for s in stmts)

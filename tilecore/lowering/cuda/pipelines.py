@@ -40,7 +40,7 @@ def statements_of(pipeline: Pipeline) -> tuple[Stmt, ...]:
     """Return the statements of an iteration but the copies that run ahead."""
     body = pipeline.loop.body
     stmts = body.stmts if isinstance(body, nodes.Seq) else (body,)
-    return tuple(s for s in stmts if s not in pipeline.copies)
+    return tuple(s for s in stmts if s not in pipeline.ahead)
 
 
 def _names_tensor(stmt: Stmt) -> bool:
@@ -70,14 +70,14 @@ class AsyncPipeline:
             self.owner.meetings.sync_arrived(self.pipeline)
             later = add(turn, ahead)
             self._issue(later, builder.bind(remainder(later, stages)))
-            use_stage(self.owner, self.pipeline.copies, builder.bind(remainder(turn, stages)))
+            use_stage(self.owner, self.pipeline.tiles, builder.bind(remainder(turn, stages)))
             self.owner.loops.iteration(self.pipeline.loop, add(self.start, turn))
             self.owner.running.drain()
-        use_stage(self.owner, self.pipeline.copies, 0)
+        use_stage(self.owner, self.pipeline.tiles, 0)
 
     def _issue(self, turn: Any, stage: Any) -> None:
         """Emit the copies of an iteration, if there is such a one, as one group."""
-        use_stage(self.owner, self.pipeline.copies, stage)
+        use_stage(self.owner, self.pipeline.tiles, stage)
         if not isinstance(turn, int) or not isinstance(self.trips, int):
             with self.builder.when(tir.LT(index(turn), index(self.trips))):
                 self._copies(turn)
@@ -92,6 +92,10 @@ class AsyncPipeline:
             for copy in self.pipeline.copies:
                 with self.builder.at(copy.span):
                     AsyncCopyLowering(self.accessor, self.owner.plan.nests[copy]).emit()
+            for gather in self.pipeline.gathers:
+                with self.builder.at(gather.nest.span):
+                    plan = self.owner.plan.nests[gather.nest]
+                    AsyncCopyLowering(self.accessor, plan).emit(gather)
 
 
 class BoxPipelines:
@@ -248,7 +252,7 @@ class BoxPipelines:
                         self._load(copy, box, self.barrier(copy, "full", stage), group)
                 self._produce(pipeline.loop.body)
             self.next_turn(pipeline)
-        use_stage(self.owner, pipeline.copies, 0)
+        use_stage(self.owner, pipeline.tiles, 0)
 
     def _load(self, copy: Copy, box: Box, full: Any, group: Group | None) -> None:
         """Emit the boxes of one tile, by the first block of those that get the same."""
@@ -287,7 +291,7 @@ class BoxPipelines:
                     empty = self.barrier(copy, "empty", stage)
                     self.builder.evaluate(wait.call(empty, index(1) - parity))
                 self.next_turn(pipeline)
-            use_stage(self.owner, pipeline.copies, 0)
+            use_stage(self.owner, pipeline.tiles, 0)
 
     # --- the consumers ------------------------------------------------------------------------
 
@@ -313,12 +317,12 @@ class BoxPipelines:
             self.next_turn(pipeline)
         if product is not None:
             self._finish(pipeline, product, trips)
-        use_stage(owner, pipeline.copies, 0)
+        use_stage(owner, pipeline.tiles, 0)
 
     def turn_of(self, pipeline: Pipeline) -> tuple[Any, Any]:
         """Return (stage, parity) of an iteration, whose tiles are meant from now on."""
         stage, parity = self.rings[id(pipeline.loop)].place()
-        use_stage(self.owner, pipeline.copies, stage)
+        use_stage(self.owner, pipeline.tiles, stage)
         return stage, parity
 
     def next_turn(self, pipeline: Pipeline) -> None:

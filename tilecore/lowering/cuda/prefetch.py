@@ -29,10 +29,10 @@ class RegisterPipeline(AsyncPipeline):
 
     def emit(self) -> None:
         """Emit the loop."""
-        owner, builder, copies = self.owner, self.builder, self.pipeline.copies
-        plans = [owner.plan.nests[copy] for copy in copies]
+        owner, builder, tiles = self.owner, self.builder, self.pipeline.tiles
+        plans = [owner.plan.nests[copy] for copy in self.pipeline.copies]
         parts = [HeldCopy(self.accessor, plan) for plan in plans]
-        use_stage(owner, copies, 0)
+        use_stage(owner, tiles, 0)
         with self._if_there_is(0):
             self._load(parts, 0)
             self._store(parts, 0)
@@ -42,15 +42,15 @@ class RegisterPipeline(AsyncPipeline):
             with self._if_there_is(later):
                 self._load(parts, later)
             builder.evaluate(schedule_fence().call())
-            use_stage(owner, copies, builder.bind(remainder(turn, self.pipeline.stages)))
+            use_stage(owner, tiles, builder.bind(remainder(turn, self.pipeline.stages)))
             owner.loops.iteration(self.pipeline.loop, add(self.start, turn))
             builder.evaluate(schedule_fence().call())
             if self.pipeline.stages == 1:
                 owner.meetings.sync()
-            use_stage(owner, copies, builder.bind(remainder(later, self.pipeline.stages)))
+            use_stage(owner, tiles, builder.bind(remainder(later, self.pipeline.stages)))
             with self._if_there_is(later):
                 self._store(parts, later)
-        use_stage(owner, copies, 0)
+        use_stage(owner, tiles, 0)
 
     @contextlib.contextmanager
     def _if_there_is(self, turn: Any) -> Iterator[None]:

@@ -87,7 +87,10 @@ def lower_function(func: PrimFunc, plan: GpuPlan, target: GpuTarget) -> LoweredP
     stmts = list(_unconditional(body))
     for stmt, _ in stmts:
         if isinstance(stmt, KernelLaunch):
-            launch = LaunchLowering(builder, plan.launches[stmt], target, tensors, scalars, maps)
+            launch = LaunchLowering(
+                builder, plan.launches[stmt], target, tensors, scalars, maps,
+                plan.func.attrs.get("min_blocks_per_sm"),
+            )  # fmt: skip
             launch.emit(prelude)
         elif isinstance(stmt, (nodes.Alloc, nodes.Let)):
             if not (isinstance(stmt, nodes.Alloc) and is_workspace(stmt.buffer)):

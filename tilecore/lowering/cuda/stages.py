@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tvm import tirx as tir
 
-from tilecore.ir.nodes import Copy
+from tilecore.ir.nodes import Buffer
 from tilecore.lowering.cpu.tir import add, index, quotient, remainder
 from tilecore.lowering.cuda.builder import CudaBuilder
 from tilecore.lowering.cuda.memory import SharedPlace
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
     from tilecore.lowering.cuda.lower import LaunchLowering
 
 
-def use_stage(owner: LaunchLowering, copies: tuple[Copy, ...], stage: Any) -> None:
-    """Let the tiles of some copies, and views of them, mean their ``stage``."""
-    tiles, places = {copy.dst.buffer for copy in copies}, owner.accessor.places
+def use_stage(owner: LaunchLowering, tiles: Sequence[Buffer], stage: Any) -> None:
+    """Let tiles, and views of them, mean their ``stage``."""
+    places = owner.accessor.places
     for buffer in [b for b in places if b.root in tiles]:
         place = places[buffer]
         assert isinstance(place, SharedPlace)

@@ -50,7 +50,7 @@ class TensorPipeline:
             done = memory.done_barrier(self.product)
             builder.evaluate(ptx.tensor_commit().call(done))
         memory.wait(self.product)
-        use_stage(owner, pipeline.copies, 0)
+        use_stage(owner, pipeline.tiles, 0)
 
 
 def frees_by_commit(owner: LaunchLowering, pipeline: Pipeline, copy: Copy) -> bool:

@@ -10,7 +10,7 @@ from tvm import tirx as tir
 
 from tilecore.errors import TileError, UnsupportedOnTarget
 from tilecore.gpu_target import GpuTarget
-from tilecore.ir.expr import Expr, cast, const, int_value
+from tilecore.ir.expr import Expr, cast, const, known_or
 from tilecore.ir.nodes import Buffer, Stmt
 from tilecore.lowering.cpu import float8
 from tilecore.lowering.cuda.access import INT32_MAX
@@ -35,9 +35,9 @@ def tensor_place(buffer: Buffer, target: GpuTarget, name: str) -> TensorPlace:
             what=f"element type {buffer.dtype}", target=target.name,
             reason=f"supported: {', '.join(SUPPORTED)}", span=buffer.span,
         )  # fmt: skip
-    shape = tuple(_known(e) for e in buffer.shape)
+    shape = tuple(known_or(e) for e in buffer.shape)
     if buffer.strides is not None:
-        strides = tuple(_known(e) for e in buffer.strides)
+        strides = tuple(known_or(e) for e in buffer.strides)
     else:
         steps: list[Expr | int] = []
         step: Expr | int = 1
@@ -56,11 +56,6 @@ def tensor_place(buffer: Buffer, target: GpuTarget, name: str) -> TensorPlace:
         data_alignment=buffer.dtype.itemsize,
     )  # fmt: skip
     return TensorPlace(memory, str(buffer.dtype), shape, strides)
-
-
-def _known(extent: Expr) -> Expr | int:
-    size = int_value(extent)
-    return extent if size is None else size
 
 
 def unsupported(stmt: Stmt, target: GpuTarget, reason: str) -> UnsupportedOnTarget:

@@ -60,6 +60,9 @@ def emit_atomic(accessor: Accessor, stmt: Atomic) -> None:
             reason="atomic updates are of tensors and shared tiles", span=stmt.span,
         )  # fmt: skip
     value = builder.bind(accessor.scalar(cast(stmt.value, dtype)))
+    if (buffer, tuple(id(i) for i in stmt.indices), True) in accessor.staged:
+        accessor.store(buffer, stmt.indices, value, dtype)
+        return
     if prev is not None:
         accessor.store(prev, (const(0),), constant(0, dtype), dtype)
     with accessor.storing(place, stmt.indices):

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from tvm import tirx as tir
 
-from tilecore.inference.gpu.plan import SharedLayout
-from tilecore.inference.gpu.shared import keeps_rows
+from tilecore.inference.gpu.shared import layout_of_view
 from tilecore.ir.nodes import Buffer, Stmt
 from tilecore.lowering.cuda.access import INT32_MAX
 from tilecore.lowering.cuda.memory import LocalPlace, Place, SharedPlace, TensorPlace
@@ -51,12 +50,7 @@ def _view_of(owner: LaunchLowering, buffer: Buffer, stmt: Stmt) -> Place:
         raise unsupported(stmt, owner.target, "tiles of 4-bit elements have no views")
     kind = memory_type(str(buffer.dtype))
     if isinstance(base, SharedPlace) and shape is not None:
-        layout = SharedLayout(
-            shape or (1,), buffer.dtype.itemsize, 0, shape[-1] if shape else 1,
-            base.layout.stages, base.layout.offset_bytes,
-        )  # fmt: skip
-        if keeps_rows(buffer):
-            layout = replace(base.layout, shape=shape)
+        layout = layout_of_view(buffer, base.layout)
         return SharedPlace(owner.view(kind), str(buffer.dtype), layout, base.stage)
     if isinstance(base, LocalPlace) and shape is not None:
         memory = owner.builder.view(base.memory, math.prod(shape), kind, buffer.name, "local")

@@ -15,7 +15,8 @@ from tilecore.inference.gpu.plan import NestPlan, WideAccess
 from tilecore.ir.expr import Expr, binary
 from tilecore.ir.nodes import Buffer
 from tilecore.lowering.cpu.tir import add, mul
-from tilecore.lowering.cuda.access import AccessKey, Accessor, access_key
+from tilecore.lowering.cuda.access import AccessKey, Accessor, access_key, half, halves
+from tilecore.lowering.cuda.instructions.atomic import add_neighbours
 from tilecore.lowering.cuda.memory import SharedPlace, TensorPlace
 from tilecore.lowering.cuda.scalar import memory_type, to_memory
 from tilecore.lowering.cuda.vector import copy_bytes
@@ -36,6 +37,11 @@ class _Moved:
     def is_store(self) -> bool:
         return self.accesses[0].is_store
 
+    @property
+    def per_byte(self) -> int:
+        """Elements that share a place in memory: two to a byte of a tensor of 4-bit elements."""
+        return 2 if self.buffer.scope == "global" and self.buffer.dtype.is_packed else 1
+
 
 class WideMoves:
     """Emits what a nest moves for all lanes at once, and lets the lanes find it."""
@@ -48,17 +54,22 @@ class WideMoves:
 
     def conditions(self) -> dict[int, Expr]:
         """Return the meaning of the conditions under which elements move, by the id of each."""
-        under = (c for m in self.moved for access in m.accesses for c in access.under)
+        asked = [m for m in self.moved if not m.wide.for_all]
+        under = (c for m in asked for access in m.accesses for c in access.under)
         return {id(c.written): c.meaning for c in under}
 
     def declare(self) -> None:
         """Declare the arrays."""
-        self.arrays = [
-            self.builder.local(
-                self.lanes * m.wide.step, memory_type(str(m.buffer.dtype)), m.buffer.name
-            )
-            for m in self.moved
-        ]
+        in_place: dict[Buffer, Any] = {}
+        for moved in self.moved:
+            count = self.lanes * moved.wide.step // moved.per_byte
+            dtype, name = memory_type(str(moved.buffer.dtype)), moved.buffer.name
+            array = in_place.get(moved.buffer)
+            if array is None:
+                array = self.builder.local(count, dtype, name)
+            if moved.wide.in_place:
+                in_place[moved.buffer] = array
+            self.arrays.append(array)
 
     def load(self) -> None:
         """Emit what is read."""
@@ -95,7 +106,7 @@ class WideMoves:
             for indices, moves in rows:
                 with accessor.storing(place, indices):
                     for first, there in moves:
-                        self._move(moved, there, builder.address(array, first))
+                        self._move(moved, there, builder.address(array, first // moved.per_byte))
 
     def _load(self, moved: _Moved, array: Any) -> None:
         accessor, builder = self.accessor, self.builder
@@ -103,15 +114,16 @@ class WideMoves:
         for indices, moves in self._rows(moved):
             inside = accessor.guard(place, indices) if isinstance(place, TensorPlace) else None
             conds = [c for c in (under, inside) if c is not None]
+            with contextlib.ExitStack() as stack:
+                if conds:
+                    stack.enter_context(builder.when(functools.reduce(tir.And, conds)))
+                for first, there in moves:
+                    self._move(moved, builder.address(array, first // moved.per_byte), there)
             if not conds:
-                for first, there in moves:
-                    self._move(moved, builder.address(array, first), there)
                 continue
-            with builder.when(functools.reduce(tir.And, conds)):
-                for first, there in moves:
-                    self._move(moved, builder.address(array, first), there)
             with builder.otherwise():
-                start, count = moves[0][0], len(moves) * moved.wide.per_move
+                start = moves[0][0] // moved.per_byte
+                count = len(moves) * moved.wide.per_move // moved.per_byte
                 with builder.turns(count) as lane:
                     builder.store(array, self._pad(moved.buffer), add(start, lane))
 
@@ -120,10 +132,15 @@ class WideMoves:
         dtype, pad = str(buffer.dtype), self.accessor.pads.get(buffer)
         if pad is None:
             return self.accessor.zero(dtype)
-        return to_memory(self.accessor.scalar(pad), dtype)
+        value = to_memory(self.accessor.scalar(pad), dtype)
+        return halves(value, value) if buffer.dtype.is_packed else value
 
     def _move(self, moved: _Moved, to: Any, source: Any) -> None:
-        size = moved.wide.per_move * moved.buffer.dtype.itemsize
+        size = moved.wide.per_move * moved.buffer.dtype.itemsize // moved.per_byte
+        if moved.accesses[0].is_added:
+            add_all = add_neighbours(str(moved.buffer.dtype), moved.wide.per_move)
+            self.builder.evaluate(add_all.call(to, source))
+            return
         self.builder.evaluate(copy_bytes(size).call(to, source))
 
     def _rows(self, moved: _Moved) -> Iterator[tuple[tuple[Expr, ...], list[tuple[int, Any]]]]:
@@ -137,11 +154,13 @@ class WideMoves:
         # Chunks that follow each other in a row do not in swizzled memory.
         is_swizzled = isinstance(place, SharedPlace) and place.layout.swizzle_bytes
         memory, offset = accessor.locate(moved.buffer, wide.place)
+        if moved.per_byte > 1:  # one that is a multiple of it
+            offset = offset // moved.per_byte if isinstance(offset, int) else half(offset)
         offset = builder.bind(offset) if not isinstance(offset, int) else offset
 
         def address(first: int) -> Any:
             if not (first and is_swizzled):
-                return builder.address(memory, add(offset, first))
+                return builder.address(memory, add(offset, first // moved.per_byte))
             there = accessor.locate(moved.buffer, _element(wide, first))[1]
             there = builder.bind(there) if not isinstance(there, int) else there
             return builder.address(memory, there)
@@ -156,7 +175,7 @@ class WideMoves:
     def _asked(self, moved: _Moved) -> Any | None:
         """Return the condition under which elements are asked for, None: they always are."""
         places = {tuple((id(c.written), c.holds) for c in a.under): a.under for a in moved.accesses}
-        if () in places:
+        if () in places or moved.wide.for_all:
             return None
         return functools.reduce(tir.Or, [self._hold(under) for under in places.values()])
 

@@ -11,6 +11,7 @@ from tilecore.lowering.cuda.instructions.async_copy import (
     cp_async_wait,
 )
 from tilecore.lowering.cuda.instructions.atomic import (
+    add_neighbours,
     atomic,
     atomic_narrow,
     load_ordered,
@@ -44,6 +45,7 @@ from tilecore.lowering.cuda.instructions.barrier import (
 )
 from tilecore.lowering.cuda.instructions.base import Instruction
 from tilecore.lowering.cuda.instructions.convert import (
+    exact,
     extend_nibbles,
     narrow_pair,
     pack,
@@ -108,14 +110,15 @@ from tilecore.lowering.cuda.instructions.wgmma import (
 )
 
 __all__ = [
-    "Instruction", "MmaShape", "accumulator_registers", "approximate", "assume_below", "atomic",
+    "Instruction", "MmaShape", "accumulator_registers", "add_neighbours", "approximate",
+    "assume_below", "atomic",
     "atomic_narrow", "await_launches", "bar_arrive", "bar_sync", "barrier_arrive",
     "barrier_arrive_remote", "barrier_expect", "barrier_expect_only", "barrier_expect_remote",
     "barrier_free_remote", "barrier_init", "barrier_invalidate", "barrier_test", "barrier_wait",
     "bulk_commit", "bulk_load", "bulk_store", "bulk_wait", "clock", "cluster_address",
     "cluster_arrive", "cluster_load", "cluster_rank", "cluster_wait", "converge_warp",
     "cp_async", "cp_async_arrive", "cp_async_commit", "cp_async_wait", "descriptor", "elect",
-    "extend_nibbles", "fence_async", "fence_barrier_init", "fma_halves", "k_extent",
+    "exact", "extend_nibbles", "fence_async", "fence_barrier_init", "fma_halves", "k_extent",
     "launch_dependents", "ldmatrix", "load_ordered", "masked_or", "mma", "mma_scaled",
     "mma_shape", "narrow_pair", "pack", "pack_halves", "prefetch_map", "round_tfloat32", "rounded",
     "set_registers", "shuffle", "shuffle_masked", "stmatrix", "sync_threads", "sync_warp",

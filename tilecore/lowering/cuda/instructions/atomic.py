@@ -5,7 +5,13 @@ from __future__ import annotations
 import functools
 
 from tilecore.errors import UnsupportedOnTarget
-from tilecore.lowering.cuda.instructions.base import C_TYPES, Instruction, asm
+from tilecore.lowering.cuda.instructions.base import (
+    C_TYPES,
+    Instruction,
+    asm,
+    elements,
+    registers,
+)
 from tilecore.lowering.cuda.instructions.warp import HEADERS
 
 FUNCTIONS = {
@@ -30,6 +36,9 @@ COMBINED = {
     "add": "old + value", "min": "value < old ? value : old", "max": "old < value ? value : old",
     "and": "old & value", "or": "old | value", "xor": "old ^ value", "exchange": "value",
 }  # fmt: skip
+# What a word of neighbours is to C, and to PTX.
+PAIRS = {"float32": ("float", "{vector}.f32"), "float16": ("half2", ".noftz{vector}.f16x2"),
+         "bfloat16": ("nv_bfloat162", ".noftz{vector}.bf16x2")}  # fmt: skip
 ORDERED = {"int32": "s32", "uint32": "u32", "int64": "s64", "uint64": "u64", "float32": "f32",
            "float64": "f64"}  # fmt: skip
 
@@ -75,6 +84,42 @@ def _compare_and_swap(op: str, dtype: str) -> str:
         f"  seen = atomicCAS(word, expected, *({word}*)&made);\n"
         f"}} while (seen != expected);\nreturn *({ctype}*)&seen;"
     )
+
+
+@functools.cache
+def add_neighbours(dtype: str, count: int) -> Instruction:
+    """Return ``(void* address, const void* values)``: adds to elements of a tensor side by side.
+
+    Each addition is one for itself (PTX ISA 9.0, section 9.7.13.7, red: vectors on sm_90). Both
+    are aligned to all that is added.
+
+    Args:
+        dtype: float32, float16 or bfloat16.
+        count: elements, of 16 bytes at most: 2 or 4; of 16 bits also 8.
+    """
+    if count * BITS.get(dtype, 128) not in (32, 64, 128) or count < 2 or dtype not in PAIRS:
+        raise UnsupportedOnTarget(
+            what=f"an atomic addition to {count} of {dtype}", target="cuda",
+            reason=f"expected up to 16 bytes of {', '.join(PAIRS)}",
+        )  # fmt: skip
+    words, kind = count * BITS[dtype] // 32, "f" if dtype == "float32" else "r"
+    vector = f".v{words}" if words > 1 else ""
+    text = f"red.relaxed.gpu.global.add{PAIRS[dtype][1].format(vector=vector)} [%0], "
+    text += f"{registers(1, words) if words > 1 else '%1'};"
+    word = "float" if dtype == "float32" else "unsigned"
+    address = '"l"((unsigned long long)__cvta_generic_to_global(address))'
+    added = asm(text, [], [address, *elements(kind, "value", words)])
+    part, add = PAIRS[dtype][0], "old[i] + value[i]" if kind == "f" else "__hadd2(old[i], value[i])"
+    return Instruction(
+        f"tc_atomic_add{count}_{dtype}", "void* address, const void* values",
+        f"const {word}* value = (const {word}*)values;\n{added}",
+        f"struct alignas({4 * words}) Parts {{ {part} part[{words}]; }};\n"
+        f"const {part}* value = (const {part}*)values;\n"
+        "emu::update((Parts*)address, [&](Parts all) {\n"
+        f"  {part}* old = all.part;\n  for (int i = 0; i < {words}; ++i) old[i] = {add};\n"
+        "  return all;\n});",
+        arch="sm_90" if words > 1 or dtype == "bfloat16" else "sm_70",
+    )  # fmt: skip
 
 
 @functools.cache

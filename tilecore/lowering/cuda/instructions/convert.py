@@ -57,6 +57,19 @@ def round_tfloat32() -> Instruction:
 
 
 @functools.cache
+def exact(dtype: str) -> Instruction:
+    """Return ``float (uint32 bits)``: the float16 or float32 that has these bits."""
+    if dtype == "float32":
+        return Instruction(
+            "tc_exact_float32", "unsigned bits", "return __uint_as_float(bits);", returns=dtype
+        )
+    return Instruction(
+        "tc_exact_float16", "unsigned bits", "return __ushort_as_half((unsigned short)bits);",
+        returns=dtype, headers=("cuda_fp16.h",),
+    )  # fmt: skip
+
+
+@functools.cache
 def extend_int16() -> Instruction:
     """Return ``int (int value)``: its lower 16 bits as a signed number."""
     text = asm("prmt.b32 %0, %1, 0, 0x9910;", ['"=r"(extended)'], ['"r"(value)'], is_volatile=False,
