@@ -17,20 +17,22 @@ from tilecore.inference.gpu.banks import bank_uses, explain_conflicts
 from tilecore.inference.gpu.infer import infer
 from tilecore.inference.gpu.options import GpuOptions
 from tilecore.inference.gpu.plan import GpuPlan
+from tilecore.inference.gpu.registers import spilled
 from tilecore.inference.races import check_races
 from tilecore.inference.tile_bounds import check_tile_bounds
 from tilecore.ir.analysis import waits_for_launches
 from tilecore.ir.clusters import refuse_clusters
 from tilecore.ir.dims import dimensions
-from tilecore.ir.expr import Expr, int_value
+from tilecore.ir.expr import Expr
 from tilecore.ir.nodes import Alloc, KernelLaunch, PrimFunc
-from tilecore.ir.printer import Namer, format_expr, format_func
+from tilecore.ir.printer import Namer, format_expr, format_extent, format_func
 from tilecore.ir.scaled_gemm import without_factors
 from tilecore.ir.vendor import refuse_cuda_source
 from tilecore.ir.verifier import verify
 from tilecore.ir.visitor import walk
 from tilecore.passes import (
     aligned,
+    exact_operands,
     panels,
     persistent,
     scaled_products,
@@ -53,6 +55,8 @@ VERSIONS: tuple[tuple[str, Pass], ...] = (("aligned", aligned.run),)  # of launc
 OPTIONAL = (
     (), ("persistent",), ("persistent", "stage_updates"),
     ("persistent", "stage_updates", "stage_outputs"),
+    ("persistent", "stage_updates", "stage_outputs", "shared_operands"),
+    ("persistent", "stage_updates", "stage_outputs", "shared_operands", "exact_operands"),
 )  # fmt: skip
 
 
@@ -83,7 +87,11 @@ def compile_gpu(
     manifest = Manifest(
         key=key, name=func.name, entry=ENTRY, parameters=parameters, target=target.kind,
         isa=target.name, config=knobs, program_digest=digest, versions=compiler_versions(),
-        notes=(*plan.explain().splitlines(), *conflicts), device=device,
+        notes=(
+            *plan.explain().splitlines(), *conflicts,
+            *_spills(plan, program, source.entries, cubin, target),
+        ),
+        device=device,
         resources={
             "registers": cubin.registers,
             "spill_bytes": cubin.spills,
@@ -112,6 +120,22 @@ def _check_frames(func: PrimFunc, cubin: Cubin, target: GpuTarget) -> None:
         expected=f"at most {target.local_per_thread} B of a thread on {target.name}",
         hint="smaller arrays of T.alloc_local, or one of T.alloc_global for all threads",
     )  # fmt: skip
+
+
+def _spills(
+    plan: GpuPlan,
+    program: LoweredProgram,
+    entries: Sequence[KernelEntry],
+    cubin: Cubin,
+    target: GpuTarget,
+) -> Iterator[str]:
+    """Yield a line for each kernel whose registers are partly kept in memory."""
+    for entry, launch in zip(entries, program.launches, strict=True):
+        size = cubin.kernels[entry.name].spill_store_bytes
+        made = plan.launches.get(launch) if isinstance(launch, KernelLaunch) else None
+        if size and made is not None and all(isinstance(e, int) for e in entry.block):
+            threads = math.prod(int(e) for e in entry.block)
+            yield spilled(entry.name, size, made.fragments, threads, target)
 
 
 def _resident_blocks(entries: Sequence[KernelEntry], cubin: Cubin, target: GpuTarget) -> int:
@@ -280,6 +304,9 @@ def passes_for(target: GpuTarget, options: GpuOptions) -> tuple[tuple[str, Pass]
     halves: Pass = functools.partial(spell_halves.run, target=target)
     found = [("scaled_products", scaled), ("spell_halves", halves), *GPU_PIPELINE]
     if target.kind == "cuda":
+        if exact_operands.MATRIX_UNITS <= target.capability < exact_operands.FLOAT8_UNITS:
+            exact: Pass = functools.partial(exact_operands.run, target=target)
+            found.insert(1, ("exact_operands", exact))
         order: list[tuple[str, Pass]] = [("panels", functools.partial(panels.run, target=target))]
         if target.has_wgmma:
             order.append(("persistent", functools.partial(persistent.run, target=target)))
@@ -316,8 +343,4 @@ def workspaces(program: LoweredProgram) -> tuple[Workspace, ...]:
 
 
 def _extents(values: Sequence[Expr], namer: Namer) -> tuple[int | str, ...]:
-    def extent(value: Expr) -> int | str:
-        size = int_value(value)
-        return format_expr(value, namer) if size is None else size
-
-    return tuple(extent(e) for e in values)
+    return tuple(format_extent(e, namer) for e in values)

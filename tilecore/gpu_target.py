@@ -111,6 +111,14 @@ class GpuTarget:
         return frozenset(m for m, arch in first.items() if self.kind == "cuda" and self.has(arch))
 
     @property
+    def added_bytes(self) -> Mapping[str, int]:
+        """How many bytes of neighbours in a tensor one instruction adds to, by their type."""
+        if self.kind != "cuda":
+            return {}
+        most = {"float32": 16, "float16": 16, "bfloat16": 16}
+        return most if self.has("sm_90") else {"float16": 4}
+
+    @property
     def has_wgmma(self) -> bool:
         """Whether warpgroups multiply matrices in shared memory."""
         return self.has("sm_90a")

@@ -1,6 +1,6 @@
 """Static features of a kernel from its cubin: registers, memory, opcodes by loop; under 1 ms.
 
-Reads the ELF file directly: cuobjdump takes 0.3 s (shared/research/tvm-cuda-lowering.md section 6).
+Reads the ELF file directly: cuobjdump takes 0.3 s.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ from tilecore.codegen.cuda import ENTRY, HEADER, INCLUDES, CudaSource, generate
 from tilecore.device_code import Extent, KernelArgument, KernelEntry
 from tilecore.errors import CompileFailed
 from tilecore.gpu_target import GpuTarget
-from tilecore.ir.expr import Expr, int_value
+from tilecore.ir.expr import Expr
 from tilecore.ir.nodes import Buffer, SourceLaunch
-from tilecore.ir.printer import Namer, format_expr
+from tilecore.ir.printer import Namer, format_extent
 from tilecore.lowering.cuda.program import LoweredProgram
 
 if TYPE_CHECKING:
@@ -108,10 +108,7 @@ def _entry(launch: SourceLaunch, names: Namer) -> KernelEntry:
         return x, y, z
 
     def extent(value: Expr | int) -> Extent:
-        if isinstance(value, int):
-            return value
-        size = int_value(value)
-        return format_expr(value, names) if size is None else size
+        return value if isinstance(value, int) else format_extent(value, names)
 
     arguments = tuple(
         KernelArgument(names.name(a), "tensor" if isinstance(a, Buffer) else "scalar", str(a.dtype))

@@ -30,7 +30,7 @@ def launcher(folder: Path) -> Path:
 
 
 def _text() -> str:
-    return "\n".join(source.read_text() for source in SOURCES)
+    return "\n".join(source.read_text(encoding="utf-8") for source in SOURCES)
 
 
 @functools.cache

@@ -1,8 +1,7 @@
 """TIR to a shared object for x86-64: TVM's LLVM back end, then the system linker.
 
 Our TIR is flat, vectorised and unrolled already, so six lowering passes suffice; TVM's default
-pipeline is slower and runs the simplifier that is unsafe on vector floats
-(shared/research/cpu-lowering.md sections 6 and 7).
+pipeline is slower and runs the simplifier that is unsafe on vector floats.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ def assemble(text: str) -> Any:
     """
     with tempfile.TemporaryDirectory(prefix="tilecore-") as folder:
         path = Path(folder) / "kernel.ll"
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
         try:
             return tvm.runtime.load_module(str(path))
         except Exception as error:

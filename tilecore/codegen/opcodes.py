@@ -3,7 +3,8 @@
 The lowest 9 of an instruction's 128 bits name it; the next 3 say where its operands are. Learned
 from nvdisasm 13.5's listing of every instruction of tilecore/lowering/cuda/instructions and of two
 kernels of scalar code, for sm_75, sm_80, sm_86, sm_89, sm_90a and sm_100a (2026-11-22), and of the
-library's kernels for sm_120 (2026-11-27): one opcode has another name there (LATER). UTCMMA stands
+library's kernels for sm_120 (2026-11-27): one opcode has another name there (LATER). 0x1a6 is what
+`red` of neighbours becomes; its name is that of `red` of one element (2026-11-30). UTCMMA stands
 for UTCHMMA, UTCQMMA, UTCOMMA and UTCIMMA, whose type is in other bits.
 """
 
@@ -28,7 +29,8 @@ MNEMONICS = {
     0x15d: "NANOSLEEP", 0x180: "LD", 0x181: "LDG", 0x182: "LDC", 0x183: "LDL", 0x184: "LDS",
     0x185: "ST", 0x186: "STG", 0x187: "STL", 0x188: "STS", 0x189: "SHFL", 0x18a: "ATOM",
     0x18b: "ATOM", 0x18c: "ATOMS", 0x18d: "ATOMS", 0x18e: "RED", 0x18f: "CCTL", 0x192: "MEMBAR",
-    0x1a1: "MATCH", 0x1a2: "ATOM", 0x1a3: "ATOMG", 0x1a7: "SYNCS", 0x1a9: "ATOMG", 0x1aa: "QSPC",
+    0x1a1: "MATCH", 0x1a2: "ATOM", 0x1a3: "ATOMG", 0x1a6: "RED", 0x1a7: "SYNCS",
+    0x1a9: "ATOMG", 0x1aa: "QSPC",
     0x1ac: "LDCU", 0x1ae: "LDGSTS", 0x1af: "LDGDEPBAR", 0x1b0: "ARRIVES", 0x1b1: "SYNCS",
     0x1b2: "SYNCS", 0x1b4: "UTMALDG", 0x1b5: "UTMASTG", 0x1b6: "UTMAREDG", 0x1b7: "UTMACMDFLUSH",
     0x1b9: "UTMACCTL", 0x1ba: "UBLKCP", 0x1bb: "UBLKRED", 0x1c3: "S2UR", 0x1c4: "REDUX",

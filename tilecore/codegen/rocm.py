@@ -159,7 +159,7 @@ def _assemble(source: RocmSource, target: AmdTarget) -> RocmCode:
     device = tvm.target.Target({"kind": "llvm", "mtriple": TRIPLE, "mcpu": target.arch})
     with tempfile.TemporaryDirectory(prefix="tilecore-") as folder:
         path = Path(folder) / "kernel.ll"
-        path.write_text(source.text)
+        path.write_text(source.text, encoding="utf-8")
         for name, function in (
             ("tvm_callback_rocm_bitcode_path", lambda *_: [str(path)]),
             ("tvm_callback_rocm_link", keep),

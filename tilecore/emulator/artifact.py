@@ -42,5 +42,7 @@ def load_emulated(path: Path, schedule: Schedule = LATE) -> CudaKernel:
             path=path, reason=f"it holds no {EMULATED_TEXT}",
             hint="compile it for an emulated device",
         )  # fmt: skip
-    source = CudaSource(artifact.cuda_text, text.read_text(), code.entries, code.arch)
+    source = CudaSource(
+        artifact.cuda_text, text.read_text(encoding="utf-8"), code.entries, code.arch
+    )
     return CudaKernel(artifact, EmulatedDriver(source, schedule))

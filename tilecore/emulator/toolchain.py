@@ -143,7 +143,7 @@ def load_kernel(text: str) -> ctypes.CDLL:
     headers = f"-I{runtime_folder()}"
     with tempfile.TemporaryDirectory(prefix="tilecore-emu-") as folder:
         source, obj, library = (Path(folder) / f"kernel.{e}" for e in ("cpp", "o", "so"))
-        source.write_text(text)
+        source.write_text(text, encoding="utf-8")
         run_compiler(*KERNEL_OPTIONS, "-c", headers, "-o", str(obj), str(source))
         run_compiler(*LINK_OPTIONS, "-o", str(library), str(obj), "-lgcc")
         return ctypes.CDLL(str(library))

@@ -52,7 +52,7 @@ class Outputs:
         if region is None:
             return None
         same = region.buffer.dtype == buffer.dtype
-        steps = self._steps(buffer, found)
+        steps = self._steps(found)
         if steps is not None and not is_plain and (is_tiled or not same):
             return Output(region, steps)
         if not same and is_plain:
@@ -86,7 +86,7 @@ class Outputs:
         moves = any(not variables(o) <= block_vars for o in copy.dst.offsets)
         return copy.dst if inside and not moves else None
 
-    def _steps(self, buffer: Buffer, found: Sequence[Use]) -> Expr | None:
+    def _steps(self, found: Sequence[Use]) -> Expr | None:
         """Return the condition of the last of several steps of the only gemm that sums up."""
         sums = [u for u in found if u.role == "gemm-c"]
         if len(sums) != 1 or any(u.role not in ("gemm-c", "copy-src", "fill") for u in found):

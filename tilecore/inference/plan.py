@@ -33,6 +33,10 @@ class TileSource:
     limits: tuple[Expr | None, ...]
     context: Context
 
+    def is_of(self, tensor: str) -> bool:
+        """Return whether the tile is copied from a tensor of that name."""
+        return self.copy.src.buffer.name == tensor
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TilePlan:
@@ -94,17 +98,25 @@ class Mask:
 class GemmPlan:
     """How a gemm is computed: extents, register tile, and what part of the tiles is real.
 
-    Limits are expressions (None: the whole extent): rows and columns beyond them are neither
-    computed nor written; products beyond ``k_limit`` are zero and skipped. ``dot`` is the
-    instruction that sums up several products, if there is one for the operands; ``tile`` the rows
-    and groups of its tiles, if it works on tiles. ``form`` says where b is read: in panels, or
-    where it lies in a tensor, along K (dots of rows) or along N (sums of rows); then only the first
-    ``most_rows`` rows can be real, and a register tile is ``micro_m`` rows of a by ``micro_n`` rows
-    of b (dots) or vectors (sums). ``hidden_sums`` are not looked at; what ``hidden_weights``,
-    elements of a, are multiplied by counts nothing. ``late`` where its last step writes the sums;
-    ``is_b_far``: the vector operand comes from beyond the caches of a core; ``rows_first``: each
-    group of rows meets all panels before the next; ``stages_a``: it is copied to scratch memory for
-    them. ``nest`` computes b, where the gemm does that itself.
+    Attributes:
+        m, n, k: extents of the tiles.
+        micro_m: rows of the register tile.
+        micro_n: its vectors along N; where ``form`` has dots of rows, rows of b.
+        row_limits, col_limits: rows and columns beyond one of these are neither computed nor
+            written; none: all are real.
+        k_limit: products beyond it are zero and skipped; None: there are none.
+        dot: the instruction that sums up several products, if there is one for the operands.
+        tile: rows and groups of its tiles, if it works on tiles.
+        form: where b is read: in panels, or where it lies in a tensor, along K (dots of rows) or
+            along N (sums of rows).
+        most_rows: how many of the first rows can be real.
+        late: where the last step writes the sums, if it does.
+        is_b_far: b comes from beyond the caches of a core.
+        rows_first: each group of rows meets all panels before the next one does.
+        stages_a: each group of rows is copied to scratch memory for them.
+        nest: what computes b, where the gemm does that itself.
+        hidden_sums: sums that nobody looks at.
+        hidden_weights: elements of a; what they are multiplied by counts nothing.
     """
 
     gemm: Gemm

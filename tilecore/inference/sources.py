@@ -72,7 +72,8 @@ class Sources:
     def _dominates(self, write: Use, read: Use) -> bool:
         """Return whether ``read`` always sees what ``write`` wrote in the same iteration."""
         outer, inner = write.context.loops, read.context.loops
-        nested = len(outer) <= len(inner) and all(a is b for a, b in zip(outer, inner))  # noqa: B905
+        loops = zip(outer, inner, strict=False)
+        nested = len(outer) <= len(inner) and all(a is b for a, b in loops)
         return nested and self.order[id(write)] < self.order[id(read)]
 
 

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 
 from tilecore.ir.expr import (
     Binary,
+    Call,
     Cast,
     Const,
     Expr,
+    Load,
     Select,
     Unary,
     Var,
@@ -23,6 +25,7 @@ from tilecore.ir.expr import (
     int_value,
 )
 from tilecore.ir.polynomial import is_equal
+from tilecore.ir.visitor import distinct
 
 Interval = tuple[int, int]  # inclusive on both ends
 NON_NEGATIVE: Interval = (0, 2**31 - 1)  # an index whose end is known only at run time
@@ -145,14 +148,7 @@ def _interval(
 ) -> Interval | None:
     form = linear(expr, bindings)
     if form is not None:
-        low = high = form.constant
-        for var, factor in form.coefficients.items():
-            bounds = ranges.get(var)
-            if bounds is None:
-                return None
-            ends = (factor * bounds[0], factor * bounds[1])
-            low, high = low + min(ends), high + max(ends)
-        return low, high
+        return _of_form(form, ranges)
     if isinstance(expr, Var) and bindings is not None and expr in bindings:
         return interval(bindings[expr], ranges, bindings)
     if isinstance(expr, Cast) and expr.dtype.is_integer:
@@ -164,14 +160,31 @@ def _interval(
         return (min(a[0], b[0]), max(a[1], b[1])) if a and b else None
     if isinstance(expr, Binary):
         a, b = interval(expr.a, ranges, bindings), interval(expr.b, ranges, bindings)
-        if expr.op == "mod" and a is None and b is not None and b[0] > 0:
-            return 0, b[1] - 1  # floored: never negative
-        if expr.op == "bitand":
-            masks = [x[1] for x in (a, b) if x is not None and x[0] >= 0]
-            return (0, min(masks)) if masks else None
-        rule = _INTERVAL_RULES.get(expr.op)
-        return rule(a, b) if rule and a and b else None
+        return _of_binary(expr.op, a, b)
     return None
+
+
+def _of_form(form: Linear, ranges: Mapping[Var, Interval]) -> Interval | None:
+    """Return bounds of a linear form, None where a variable of it has none."""
+    low = high = form.constant
+    for var, factor in form.coefficients.items():
+        bounds = ranges.get(var)
+        if bounds is None:
+            return None
+        ends = (factor * bounds[0], factor * bounds[1])
+        low, high = low + min(ends), high + max(ends)
+    return low, high
+
+
+def _of_binary(op: str, a: Interval | None, b: Interval | None) -> Interval | None:
+    """Return bounds of the result of an operation by those of its operands, as far as they do."""
+    if op == "mod" and a is None and b is not None and b[0] > 0:
+        return 0, b[1] - 1  # floored: never negative
+    if op == "bitand":
+        masks = [x[1] for x in (a, b) if x is not None and x[0] >= 0]
+        return (0, min(masks)) if masks else None
+    rule = _INTERVAL_RULES.get(op)
+    return rule(a, b) if rule and a and b else None
 
 
 def _floordiv(a: Interval, b: Interval) -> Interval | None:
@@ -320,15 +333,11 @@ def step_of(expr: Expr, var: Var) -> int | None:
 
 def mentions(expr: Expr, var: Var) -> bool:
     """Return whether ``var`` stands anywhere in ``expr``, in the index of a load, too."""
-    from tilecore.ir.visitor import distinct
-
     return any(node is var for node in distinct(expr))
 
 
 def variables(expr: Expr) -> set[Var]:
     """Return the Vars that ``expr`` mentions outside of loads; loads count as an unknown Var."""
-    from tilecore.ir.expr import Call, Load
-
     found: set[Var] = set()
     stack: list[Expr] = [expr]
     while stack:

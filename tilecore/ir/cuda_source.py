@@ -16,7 +16,7 @@ from tilecore.errors import ShapeMismatch, TileError, TypeMismatch
 from tilecore.ir.dims import extents_of
 from tilecore.ir.expr import Var
 from tilecore.ir.nodes import Buffer, PrimFunc, SourceLaunch, Stmt
-from tilecore.ir.visitor import Rewriter, walk
+from tilecore.ir.visitor import Rewriter, walk, with_body
 
 Argument = Buffer | Var
 _NOISE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
@@ -172,7 +172,7 @@ def with_arguments(func: PrimFunc) -> PrimFunc:
     """Return a traced program whose source launches know their arguments; itself without any."""
     if not any(isinstance(s, SourceLaunch) for s in walk(func.body)):
         return func
-    return dataclasses.replace(func, body=_WithArguments(arguments_of(func)).visit(func.body))
+    return with_body(func, _WithArguments(arguments_of(func)).visit(func.body))
 
 
 class _WithArguments(Rewriter):

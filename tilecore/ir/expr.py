@@ -358,6 +358,22 @@ def int_value(value: ExprLike) -> int | None:
     return None
 
 
+def known_or(value: Expr) -> Expr | int:
+    """Return the Python int if ``value`` is a known integer, else ``value``."""
+    number = int_value(value)
+    return value if number is None else number
+
+
+def is_zero(value: Expr) -> bool:
+    """Return whether ``value`` is known to be 0, of either sign."""
+    return isinstance(value, Const) and value.value == 0
+
+
+def is_plus_zero(value: Expr) -> bool:
+    """Return whether ``value`` is known to be 0, and not -0.0."""
+    return is_zero(value) and isinstance(value, Const) and math.copysign(1, value.value) > 0
+
+
 def _floordiv(a: Any, b: Any) -> Any:
     if b == 0:
         raise TypeMismatch(expected="a divisor other than 0", found=f"{a} // 0")

@@ -27,7 +27,7 @@ SCAN_OPS = ("sum", "max")
 COMMUTATIVE = ("add", "max", "min", "bitand", "bitor", "bitxor", "and", "or", "ne")
 
 
-def accumulator_dtype(op: str, source: DType, target: DType) -> DType:
+def fold_dtype(source: DType, target: DType) -> DType:
     """Return the type that values of ``source`` are accumulated in on their way to ``target``."""
     if target == "bool":
         return target

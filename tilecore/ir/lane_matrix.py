@@ -58,7 +58,7 @@ def counts(shape: Shape) -> tuple[int, int, int]:
 
 def place_in_a(lane: Any, element: int, shape: Shape, dtype: DType) -> tuple[Any, Any]:
     """Return row and column of an element of A that a lane (a number or an expression) holds."""
-    each = _per_register(dtype)
+    each = per_register(dtype)
     register, rest = divmod(element, each)
     down, along = (register % 2, register // 2) if shape[0] == 16 else (0, register)
     return lane // 4 + 8 * down, lane % 4 * each + (rest + 4 * each * along)
@@ -66,7 +66,7 @@ def place_in_a(lane: Any, element: int, shape: Shape, dtype: DType) -> tuple[Any
 
 def place_in_b(lane: Any, element: int, dtype: DType) -> tuple[Any, Any]:
     """Return row (along K) and column of an element of B that a lane holds."""
-    each = _per_register(dtype)
+    each = per_register(dtype)
     register, rest = divmod(element, each)
     return lane % 4 * each + (rest + 4 * each * register), lane // 4
 
@@ -76,5 +76,6 @@ def place_in_c(lane: Any, element: int) -> tuple[Any, Any]:
     return lane // 4 + 8 * (element // 2), lane % 4 * 2 + element % 2
 
 
-def _per_register(dtype: DType) -> int:
+def per_register(dtype: DType) -> int:
+    """Return how many elements a register of 32 bits holds (of a wider type: one, in several)."""
     return max(1, 32 // dtype.bits)

@@ -12,7 +12,7 @@ the phase that runs when it comes, which cannot end before it has arrived.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, TypeGuard
 
@@ -27,7 +27,7 @@ from tilecore.ir.expr import Binary, Expr, Load, Var, binary, const
 from tilecore.ir.indexing import whole
 from tilecore.ir.nodes import Buffer, KernelLaunch, PrimFunc, Seq, Stmt, Sync
 from tilecore.ir.uniform import Uniform
-from tilecore.ir.visitor import Rewriter, children, has_jump, walk, walk_expr
+from tilecore.ir.visitor import Rewriter, children, flat, has_jump, per_launch, walk, walk_expr
 
 MEETS, ARRIVES = "named", "named_arrive"  # scopes of a Sync
 SCOPES = (MEETS, ARRIVES)
@@ -80,7 +80,8 @@ def with_groups(body: Stmt, thread_vars: Sequence[Var], sizes: Sequence[int | No
     branches = _Branches(Uniform(body, thread_vars, sizes), thread_vars, sizes)
     branches.visit(body)
     kept = branches.met_by_others
-    used = [s for s in found if s.barrier in kept]
+    body = _in_turn(body, kept, branches)
+    used = [s for s in walk(body) if is_named(s) and s.barrier in kept]
     threads = branches.everyone
     for stmt in used:
         _check_known(stmt)
@@ -101,6 +102,69 @@ def with_groups(body: Stmt, thread_vars: Sequence[Var], sizes: Sequence[int | No
             )
     named(used)
     return _Groups(kept).visit(body)
+
+
+def _in_turn(body: Stmt, kept: set[int], branches: _Branches) -> Stmt:
+    """Return the body of a launch in which each barrier that is kept is filled by one count.
+
+    A barrier may get another count once all threads of the block have met: who waited there goes
+    on, so that it is empty (PTX ISA 9.0, section 9.7.13.1), unless some arrive without waiting.
+    What follows is a barrier of another number then, and where they meet, one of the whole block.
+
+    Args:
+        body: the body.
+        kept: numbers of barriers; those that are given for others are added.
+        branches: of the body.
+    """
+    counts: dict[int, set[int]] = {}
+    for stmt in filter(is_named, walk(body)):
+        counts.setdefault(stmt.barrier, set()).add(branches.count(stmt))
+    arrives = {s.barrier for s in walk(body) if is_named(s) and s.scope == ARRIVES}
+    several = {n for n in kept - arrives if n > 0 and len(counts[n]) > 1}
+    if not several:
+        return body
+    free = [n for n in range(1, MOST + 1) if n not in counts]
+    numbers: dict[tuple[int, int], int] = {}
+    parts: list[list[Stmt]] = [[]]
+    for top in flat([body]):
+        parts[-1].append(top)
+        if top in branches.meetings:
+            parts.append([])
+    found = []
+    for part in parts:
+        uses = [s for top in part for s in walk(top) if is_named(s) and s.barrier in several]
+        named(replace(s, count=branches.count(s)) for s in uses)
+        for stmt in uses:
+            key = (stmt.barrier, stmt.count)
+            if stmt in branches.meetings or key in numbers:
+                continue
+            is_first = all(number != stmt.barrier for number, _ in numbers)
+            if not is_first and not free:
+                raise ScopeError(
+                    message=f"named barrier {stmt.barrier}: expected one number of threads, as all "
+                    f"{MOST} barriers are in use, found {stmt.count} beside others",
+                    span=stmt.span,
+                )
+            numbers[key] = stmt.barrier if is_first else free.pop(0)
+        found += [_Numbers(numbers, branches.meetings, several).visit(top) for top in part]
+    kept |= {*numbers.values()}
+    return Seq(tuple(found), body.span)
+
+
+class _Numbers(Rewriter):
+    """Gives barriers their numbers, by the ones that they had and their counts."""
+
+    def __init__(
+        self, numbers: Mapping[tuple[int, int], int], meetings: Set[Stmt], several: Set[int]
+    ) -> None:
+        self.numbers, self.meetings, self.several = numbers, meetings, several
+
+    def visit_sync(self, stmt: Sync) -> Stmt:
+        if not is_named(stmt) or stmt.barrier not in self.several:
+            return stmt
+        if stmt in self.meetings:
+            return Sync("group", stmt.span)
+        return replace(stmt, barrier=self.numbers[stmt.barrier, stmt.count])
 
 
 def _check_known(stmt: Sync) -> None:
@@ -133,6 +197,7 @@ class _Branches(Rewriter):
     Attributes:
         everyone: True for each thread of the block; None where their number is not known.
         met_by_others: numbers of barriers.
+        meetings: statements at which all threads of the block wait for each other.
     """
 
     def __init__(
@@ -142,6 +207,7 @@ class _Branches(Rewriter):
         known = [size for size in sizes if size is not None]
         self.everyone = np.ones(math.prod(known), bool) if len(known) == len(sizes) else None
         self.met_by_others: set[int] = set()
+        self.meetings: set[Stmt] = set()
         self._here = self.everyone  # the threads that come by; None: not known
         self._is_apart = False  # whether not all threads of the block come by
         self._own = {*thread_vars}  # what differs from thread to thread
@@ -207,7 +273,15 @@ class _Branches(Rewriter):
     def visit_sync(self, stmt: Sync) -> Stmt:
         if stmt.scope == ARRIVES or (stmt.scope == MEETS and not self._is_all(stmt)):
             self.met_by_others.add(stmt.barrier)
+        elif not self._is_apart and stmt.scope in (MEETS, "block"):
+            self.meetings.add(stmt)
         return stmt
+
+    def count(self, stmt: Sync) -> int:
+        """Return how many threads fill a barrier, also where that is all of the block."""
+        if stmt.count == ALL and self.everyone is not None:
+            return len(self.everyone)
+        return stmt.count
 
     def _is_all(self, stmt: Sync) -> bool:
         """Return whether just the threads that come by fill a barrier."""
@@ -272,12 +346,7 @@ class _Groups(Rewriter):
 
 def run(func: PrimFunc) -> PrimFunc:
     """Return the function with named barriers as barriers in memory."""
-    return replace(func, body=_Launches().visit(func.body))
-
-
-class _Launches(Rewriter):
-    def visit_kernellaunch(self, launch: KernelLaunch) -> Stmt:
-        return in_memory(launch)
+    return per_launch(func, in_memory)
 
 
 def in_memory(launch: KernelLaunch) -> KernelLaunch:

@@ -17,7 +17,7 @@ from tilecore.ir.dims import value_ranges
 from tilecore.ir.expr import Binary, Expr, Load, Select, Unary, Var, binary, int_value
 from tilecore.ir.nodes import Buffer, PrimFunc, Region, Stmt
 from tilecore.ir.substitute import Rebuilder
-from tilecore.ir.visitor import loads, regions, walk, walk_expr
+from tilecore.ir.visitor import loads, regions, walk, walk_expr, with_body
 
 
 def with_negative_indices(func: PrimFunc) -> PrimFunc:
@@ -26,7 +26,7 @@ def with_negative_indices(func: PrimFunc) -> PrimFunc:
     if not any(_may_be_negative(i, suspects) for s in walk(func.body) for i in _indices(s)):
         return func
     body = _FromStart(value_ranges(func), suspects).stmt(func.body)
-    return dataclasses.replace(func, body=body)
+    return with_body(func, body)
 
 
 def _indices(stmt: Stmt) -> Iterator[Expr]:

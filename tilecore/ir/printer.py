@@ -12,7 +12,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tilecore.ir import nodes
-from tilecore.ir.expr import Binary, Call, Cast, Const, Expr, Load, Pointer, Select, Unary, Var
+from tilecore.ir.expr import (
+    Binary,
+    Call,
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Pointer,
+    Select,
+    Unary,
+    Var,
+    int_value,
+)
 from tilecore.ir.indexing import is_whole
 from tilecore.ir.nodes import Buffer, PrimFunc, Region, Stmt
 
@@ -342,6 +354,12 @@ def format_signature(func: PrimFunc, namer: Namer) -> str:
 def func_lines(func: PrimFunc, namer: Namer) -> list[Line]:
     """Return the lines of ``func``, each with the statement that it is the head of."""
     return [(format_signature(func, namer), None), *_body(func.body, namer, "")]
+
+
+def format_extent(value: Expr, namer: Namer) -> int | str:
+    """Return an extent as artifacts have it: a number, or an expression of dimensions as text."""
+    size = int_value(value)
+    return format_expr(value, namer) if size is None else size
 
 
 def format_func(func: PrimFunc) -> str:

@@ -30,7 +30,7 @@ from tilecore.ir.expr import (
     int_value,
     reinterpret,
 )
-from tilecore.ir.indexing import format_shape, varying_axes
+from tilecore.ir.indexing import format_shape, varying_axes, whole
 from tilecore.ir.nodes import (
     NO_SPAN,
     Alloc,
@@ -46,7 +46,7 @@ from tilecore.ir.nodes import (
     Store,
 )
 from tilecore.ir.polynomial import is_equal, product
-from tilecore.ir.visitor import Rewriter, walk
+from tilecore.ir.visitor import Rewriter, walk, with_body
 
 WORD = DType("uint32")
 PER_WORD = 4  # factors
@@ -265,7 +265,7 @@ def written_out(gemm: Gemm) -> tuple[Stmt, ...]:
     tiles = [side.tile(kind_of(gemm.c), as_expr(step)) for side in sides]
     turn = Var("step")
     start = binary("mul", turn, step)
-    a, b = (_whole(tile) for tile in tiles)
+    a, b = (whole(tile) for tile in tiles)
     clear = binary("and", gemm.clear_accum, binary("eq", turn, 0))
     multiplied = _plain(gemm, a, b, clear)
     filled = (s.fill(tile, start) for s, tile in zip(sides, tiles, strict=True))
@@ -278,7 +278,7 @@ def written_out(gemm: Gemm) -> tuple[Stmt, ...]:
 def _at_once(gemm: Gemm, sides: tuple[Scaled, Scaled]) -> tuple[Stmt, ...]:
     tiles = [side.tile(kind_of(gemm.c), side.depth) for side in sides]
     filled = (s.fill(tile, const(0)) for s, tile in zip(sides, tiles, strict=True))
-    a, b = (_whole(tile) for tile in tiles)
+    a, b = (whole(tile) for tile in tiles)
     multiplied = _plain(gemm, a, b, gemm.clear_accum)
     return (*(Alloc(tile, gemm.span) for tile in tiles), *filled, multiplied)
 
@@ -290,10 +290,6 @@ def _plain(gemm: Gemm, a: Region, b: Region, clear: Expr) -> Gemm:
         sharing=(), in_chunks=False, pairs_of="", in_lanes=False, start=None,
         factor_type=FACTORS[0],
     )  # fmt: skip
-
-
-def _whole(tile: Buffer) -> Region:
-    return Region(tile, tuple(const(0) for _ in tile.shape), tile.shape)
 
 
 class WriteOut(Rewriter):
@@ -334,4 +330,4 @@ def without_factors(func: PrimFunc, kept: frozenset[Stmt] = frozenset()) -> Prim
     """Return ``func`` with plain statements for those about factors, but for those ``kept``."""
     if not any(has_factors(s) and s not in kept for s in walk(func.body)):
         return func
-    return replace(func, body=WriteOut(kept).visit(func.body))
+    return with_body(func, WriteOut(kept).visit(func.body))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 from tilecore.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var
@@ -27,6 +27,7 @@ from tilecore.ir.nodes import (
     Let,
     Pad,
     Parallel,
+    PrimFunc,
     Print,
     Reduce,
     Region,
@@ -203,6 +204,11 @@ def buffers_of(stmt: Stmt) -> set[Buffer]:
     return found
 
 
+def roots_of(stmt: Stmt) -> set[Buffer]:
+    """Return the buffers whose memory ``stmt`` or a statement inside it is about, no views."""
+    return {buffer.root for buffer in buffers_of(stmt)}
+
+
 class Rewriter:
     """Rebuilds statements bottom-up; override ``visit_<class name in lower case>``."""
 
@@ -232,3 +238,21 @@ class Rewriter:
                 return dataclasses.replace(stmt, then_body=new_then, else_body=new_else)
             case _:
                 return stmt
+
+
+def with_body(func: PrimFunc, body: Stmt) -> PrimFunc:
+    """Return ``func`` with another body; itself where that is the body it has."""
+    return func if body is func.body else dataclasses.replace(func, body=body)
+
+
+def per_launch(func: PrimFunc, change: Callable[[KernelLaunch], Stmt]) -> PrimFunc:
+    """Return ``func`` with what ``change`` makes of each launch; itself where it changes none."""
+    return with_body(func, _Launches(change).visit(func.body))
+
+
+class _Launches(Rewriter):
+    def __init__(self, change: Callable[[KernelLaunch], Stmt]) -> None:
+        self.change = change
+
+    def visit_kernellaunch(self, launch: KernelLaunch) -> Stmt:
+        return self.change(launch)

@@ -10,43 +10,68 @@ from tilecore.ordering.program import Array, Wait
 
 
 class Meeting:
-    """A barrier at which ``count`` threads meet again and again (bar.sync, barrier.cluster)."""
+    """A barrier at which ``count`` threads meet again and again (bar.sync, barrier.cluster).
+
+    Warps come one by one, whatever they run together, and the barrier is empty again as soon as it
+    is full. Where more come than fill it, or some come who do not know that it was full before, who
+    meets whom is for the hardware to choose: all go on, and learn nothing of each other.
+    """
 
     def __init__(self, clocks: Clocks, faults: Faults) -> None:
         self.clocks, self.faults = clocks, faults
         self.generation = 0
-        self.came: list[Array] = []
+        self.came: list[tuple[Array, int]] = []  # threads, time of their arrival
         self.waiting: list[Array] = []
         self.told: list[Knowledge] = []
         self.arrived = 0
+        self.is_mixed = False  # whether who meets is not certain
+        self.before: list[tuple[Array, int]] = []  # who filled it last
+        self.was_mixed = False
         self.complete: Knowledge | None = None  # what those knew who met last
 
     def arrive(self, ids: Array, count: int, site: int, *, waits: bool) -> Wait:
         """Let threads arrive; return whether all have come."""
+        if not self._is_empty_to(ids):
+            self.is_mixed = True
+            if not self.was_mixed:
+                self.faults.add(
+                    "arrivals", f"expected threads that know that a barrier of {count} was full "
+                    "before, found some that may have filled it", site,
+                )  # fmt: skip
+        self.came.append((ids, self.clocks.now))
         self.told.append(self.clocks.published(ids))
         self.arrived += len(ids)
         if waits:
             self.waiting.append(ids)
         generation = self.generation
-        if self.arrived > count:
-            self.faults.add(
-                "arrivals", f"expected {count} threads at a barrier, found {self.arrived}", site
-            )
+        self.is_mixed |= self.arrived > count
         self.settle(count)
         return lambda: self.generation != generation
 
     def settle(self, count: int) -> None:
         """Let those who wait go on where all have come."""
-        if self.arrived < count or not self.arrived:
+        if not self.arrived or count > self.arrived or self.arrived % max(1, count):
             return
-        told = self.told[0]
-        for other in self.told[1:]:
-            told = told.join(other)
-        if self.waiting:
-            self.clocks.adopt(np.concatenate(self.waiting), told)
-        self.complete = told
+        if not self.is_mixed:
+            told = self.told[0]
+            for other in self.told[1:]:
+                told = told.join(other)
+            if self.waiting:
+                self.clocks.adopt(np.concatenate(self.waiting), told)
+            self.complete = told
         self.generation += 1
-        self.arrived, self.waiting, self.told = 0, [], []
+        self.before, self.was_mixed = self.came, self.is_mixed
+        self.arrived, self.is_mixed = 0, False
+        self.came, self.waiting, self.told = [], [], []
+
+    def _is_empty_to(self, ids: Array) -> bool:
+        """Return whether threads know that all who filled the barrier last had come."""
+        for mine, some in self.clocks.groups(ids):
+            for came, time in self.before:
+                unknown = came[mine.seen[came] < time]
+                if len(unknown) > 1 or (len(unknown) and (some != unknown[0]).any()):
+                    return False
+        return True
 
 
 class MemoryBarrier:

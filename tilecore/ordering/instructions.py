@@ -18,7 +18,7 @@ ITEMS = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4, "u
 # What touches no memory that threads share, and orders nothing.
 PLAIN = re.compile(
     r"(wave_)?(shuffle|any|all|ballot|vote)|elect|warp_index|assume_below|clock|registers|"
-    r"wgmma_keep|tensor_keep|tensor_free|mma_|mfma|fma2_|masked_or|pack|round|extend|widen|narrow|"
+    r"wgmma_keep|tensor_keep|tensor_free|mma_|mfma|fma2_|masked_or|pack|exact|round|extend|widen|narrow|"
     r"compare|print|fail|launch_dependents|await_launches|prefetch_map|schedule_fence|cluster_rank|thread_fence|converge_warp|"
     r"sin|cos|tanh|exp2?|log2?|rsqrt|sqrt|reciprocal|rcp|approx"
 )  # fmt: skip

@@ -32,7 +32,7 @@ from tilecore.ir.nodes import (
     Stmt,
 )
 from tilecore.ir.substitute import Substitution
-from tilecore.ir.visitor import buffers_of, walk, walk_expr
+from tilecore.ir.visitor import buffers_of, walk, walk_expr, with_body
 
 
 def run(func: PrimFunc) -> PrimFunc:
@@ -43,7 +43,7 @@ def run(func: PrimFunc) -> PrimFunc:
     made = tuple(_versions(s, free) if isinstance(s, KernelLaunch) else s for s in stmts)
     if all(a is b for a, b in zip(made, stmts, strict=True)):
         return func
-    return replace(func, body=made[0] if len(made) == 1 else Seq(made, func.body.span))
+    return with_body(func, made[0] if len(made) == 1 else Seq(made, func.body.span))
 
 
 def _versions(launch: KernelLaunch, free: Mapping[int, Var]) -> Stmt:

@@ -12,25 +12,25 @@ from tilecore.ir.analysis import covers_whole, kept_axes
 from tilecore.ir.expr import cast
 from tilecore.ir.nests import copy_nest
 from tilecore.ir.nodes import Buffer, Copy, Gemm, KernelLaunch, PrimFunc, Stmt, Store
-from tilecore.ir.visitor import Rewriter, walk
+from tilecore.ir.visitor import Rewriter, per_launch, walk
 
 ELEMENTS = ("bfloat16", "float16", "float32")  # of products
 
 
 def run(func: PrimFunc) -> PrimFunc:
     """Return the function with nests in the place of such copies."""
-    body = _Nests(frozenset()).visit(func.body)
-    return func if body is func.body else replace(func, body=body)
+    return per_launch(func, _with_nests)
+
+
+def _with_nests(launch: KernelLaunch) -> Stmt:
+    """Return a launch with nests for what its products read as their second operand."""
+    operands = frozenset(s.b.buffer for s in walk(launch) if isinstance(s, Gemm))
+    return _Nests(operands).rebuild(launch) if operands else launch
 
 
 class _Nests(Rewriter):
     def __init__(self, operands: frozenset[Buffer]) -> None:
         self.operands = operands
-
-    def visit_kernellaunch(self, launch: KernelLaunch) -> Stmt:
-        """Return a launch with nests for what its products read as their second operand."""
-        operands = frozenset(s.b.buffer for s in walk(launch) if isinstance(s, Gemm))
-        return _Nests(operands).rebuild(launch) if operands else launch
 
     def visit_copy(self, copy: Copy) -> Stmt:
         """Return a copy from one tile to another of another type as a nest."""

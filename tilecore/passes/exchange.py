@@ -13,7 +13,7 @@ from tilecore.ir.nodes import Buffer, Stmt
 from tilecore.passes.lane_gemm import lane_gemm
 
 if TYPE_CHECKING:
-    from tilecore.passes.threads import Predicate, Serializer
+    from tilecore.passes.serialize_threads import Predicate, Serializer
 
 
 def exchange(

@@ -25,7 +25,7 @@ from tilecore.ir.dims import dimensions, value_ranges
 from tilecore.ir.expr import Var
 from tilecore.ir.nodes import Buffer, Gemm, If, KernelLaunch, PrimFunc, Seq, Stmt
 from tilecore.ir.versions import Ranges
-from tilecore.ir.visitor import walk
+from tilecore.ir.visitor import walk, with_body
 from tilecore.passes import live_rows, wide_blocks
 from tilecore.passes.long_steps import with_long_steps
 from tilecore.target import Target
@@ -39,7 +39,7 @@ def run(func: PrimFunc, target: Target, options: CpuOptions) -> PrimFunc:
     """Return ``func`` with launches for products of few rows."""
     if options.keep or options.pack_b not in ON_THEIR_OWN:
         return func
-    return replace(func, body=_Versions(func, target, options).stmt(func.body))
+    return with_body(func, _Versions(func, target, options).stmt(func.body))
 
 
 class _Versions:

@@ -10,19 +10,19 @@ from __future__ import annotations
 import dataclasses
 
 from tilecore.ir.analysis import covers_whole
-from tilecore.ir.expr import Const, Expr, binary, const, int_value
+from tilecore.ir.expr import Const, Expr, binary, const, int_value, is_zero
 from tilecore.ir.nodes import Buffer, Fill, For, Gemm, PrimFunc, Seq, Stmt
-from tilecore.ir.visitor import Rewriter, buffers_of, has_jump
+from tilecore.ir.visitor import Rewriter, buffers_of, has_jump, with_body
 
 
 def run(func: PrimFunc) -> PrimFunc:
     """Return the function with foldable clears removed."""
-    return dataclasses.replace(func, body=_Fold().visit(func.body))
+    return with_body(func, _Fold().visit(func.body))
 
 
 def run_outside_loops(func: PrimFunc) -> PrimFunc:
     """Return the function with those clears removed that a product follows in the same sequence."""
-    return dataclasses.replace(func, body=_Fold(into_loops=False).visit(func.body))
+    return with_body(func, _Fold(into_loops=False).visit(func.body))
 
 
 class _Fold(Rewriter):
@@ -34,7 +34,7 @@ class _Fold(Rewriter):
         position = 0
         while position < len(stmts):
             fill = stmts[position]
-            if isinstance(fill, Fill) and _is_zero(fill.value) and covers_whole(fill.dst):
+            if isinstance(fill, Fill) and is_zero(fill.value) and covers_whole(fill.dst):
                 target = _first_use(stmts, position + 1, fill.dst.buffer)
                 folded = target is not None and self._fold_into(stmts[target], fill.dst.buffer)
                 if target is not None and folded:
@@ -50,10 +50,6 @@ class _Fold(Rewriter):
         if self.into_loops and isinstance(user, For):
             return _fold_into_loop(user, buffer)
         return None
-
-
-def _is_zero(value: Expr) -> bool:
-    return isinstance(value, Const) and value.value == 0
 
 
 def _first_use(stmts: list[Stmt], start: int, buffer: Buffer) -> int | None:

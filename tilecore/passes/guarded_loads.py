@@ -10,23 +10,22 @@ import dataclasses
 from collections.abc import Iterator
 
 from tilecore.ir.analysis import pads
-from tilecore.ir.expr import Binary, Cast, Const, Expr, Load, Select, binary, select
+from tilecore.ir.expr import Binary, Cast, Expr, Load, Select, binary, is_plus_zero, select
 from tilecore.ir.nodes import Buffer, KernelLaunch, PrimFunc, Stmt
 from tilecore.ir.polynomial import is_equal
 from tilecore.ir.substitute import Rebuilder
-from tilecore.ir.visitor import Rewriter
+from tilecore.ir.visitor import per_launch
 
 
 def run(func: PrimFunc) -> PrimFunc:
     """Return the function without such conditions."""
-    return dataclasses.replace(func, body=_Launches().visit(func.body))
+    return per_launch(func, _unguarded)
 
 
-class _Launches(Rewriter):
-    def visit_kernellaunch(self, launch: KernelLaunch) -> Stmt:
-        """Return a launch without such conditions."""
-        body = _Choices(frozenset(pads(launch))).stmt(launch.body)
-        return launch if body is launch.body else dataclasses.replace(launch, body=body)
+def _unguarded(launch: KernelLaunch) -> Stmt:
+    """Return a launch without such conditions."""
+    body = _Choices(frozenset(pads(launch))).stmt(launch.body)
+    return launch if body is launch.body else dataclasses.replace(launch, body=body)
 
 
 class _Choices(Rebuilder):
@@ -42,7 +41,7 @@ class _Choices(Rebuilder):
 
     def expr(self, expr: Expr) -> Expr:
         """Return ``expr`` without choices that its loads make."""
-        if isinstance(expr, Select) and _is_zero(expr.b):
+        if isinstance(expr, Select) and is_plus_zero(expr.b):
             load = _load(expr.a)
             if load is not None and load.buffer not in self.padded:
                 conditions = list(_conjuncts(expr.cond))
@@ -50,11 +49,6 @@ class _Choices(Rebuilder):
                 if len(left) < len(conditions):
                     return self.expr(_chosen(left, expr))
         return super().expr(expr)
-
-
-def _is_zero(expr: Expr) -> bool:
-    """Return whether an expression is 0, and not -0.0."""
-    return isinstance(expr, Const) and expr.value == 0 and str(expr.value)[0] != "-"
 
 
 def _load(expr: Expr) -> Load | None:

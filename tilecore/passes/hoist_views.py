@@ -14,7 +14,7 @@ from tilecore.ir.bounds import variables
 from tilecore.ir.dims import dimensions
 from tilecore.ir.expr import Var
 from tilecore.ir.nodes import Alloc, Buffer, PrimFunc, Seq, Stmt
-from tilecore.ir.visitor import Rewriter, flat, walk
+from tilecore.ir.visitor import Rewriter, flat, walk, with_body
 
 
 def run(func: PrimFunc) -> PrimFunc:
@@ -28,7 +28,7 @@ def run(func: PrimFunc) -> PrimFunc:
         return func
     first = [alloc for root in func.buffers for alloc in views.get(root, ())]
     body = _Hoist(views).visit(func.body)
-    return dataclasses.replace(func, body=Seq(tuple(flat((*first, body))), func.body.span))
+    return with_body(func, Seq(tuple(flat((*first, body))), func.body.span))
 
 
 def _is_movable(buffer: Buffer, known: set[Var]) -> bool:

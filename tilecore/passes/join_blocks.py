@@ -31,7 +31,7 @@ from tilecore.ir.nodes import (
     Store,
 )
 from tilecore.ir.substitute import Rebuilder
-from tilecore.ir.visitor import flat, loads
+from tilecore.ir.visitor import flat, loads, with_body
 
 LEAST_ROWS = 64  # fewer blocks than this might leave cores idle
 HINTS = ("layout", "swizzle")
@@ -57,7 +57,7 @@ def run(func: PrimFunc) -> PrimFunc:
     stmts = [_joined(s) if isinstance(s, KernelLaunch) else s for s in flat([func.body])]
     if all(a is b for a, b in zip(stmts, flat([func.body]), strict=True)):
         return func
-    return replace(func, body=_seq(stmts))
+    return with_body(func, _seq(stmts))
 
 
 def _joined(launch: KernelLaunch) -> KernelLaunch:

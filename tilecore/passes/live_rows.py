@@ -48,7 +48,7 @@ from tilecore.ir.nodes import (
 )
 from tilecore.ir.substitute import substitute_expr
 from tilecore.ir.versions import Ranges
-from tilecore.ir.visitor import Rewriter, buffers_of, children, loads, regions, walk
+from tilecore.ir.visitor import buffers_of, children, loads, per_launch, regions, walk
 from tilecore.passes.resize import Axis, Regions, Resizer, TileOp
 
 Pair = tuple[Region, int, Region, int]  # axes of two regions with one extent
@@ -57,15 +57,8 @@ CONTROL = (KernelLaunch, Seq, For, While, If, Jump, Let, Pad, Annotate, Alloc, P
 
 def run(func: PrimFunc) -> PrimFunc:
     """Return the function with tiles of no more rows than are read."""
-    return replace(func, body=_Launches(value_ranges(func)).visit(func.body))
-
-
-class _Launches(Rewriter):
-    def __init__(self, ranges: Ranges) -> None:
-        self.ranges = ranges
-
-    def visit_kernellaunch(self, launch: KernelLaunch) -> Stmt:
-        return cut(launch, self.ranges)
+    ranges = value_ranges(func)
+    return per_launch(func, lambda launch: cut(launch, ranges))
 
 
 def cut(launch: KernelLaunch, ranges: Ranges) -> KernelLaunch:

@@ -7,7 +7,6 @@ updates of each other. Where the data never meets twice, an atomic update does t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from tilecore.ir import nodes
 from tilecore.ir.collisions import Place, place_of
@@ -15,7 +14,7 @@ from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Binary, Cast, Expr, Load, binary, cast, const, int_value
 from tilecore.ir.length import is_same
 from tilecore.ir.nodes import Atomic, Buffer, Parallel, PrimFunc, Stmt, Store
-from tilecore.ir.visitor import Rewriter, buffers_of, loads, walk, walk_expr
+from tilecore.ir.visitor import Rewriter, buffers_of, loads, walk, walk_expr, with_body
 
 OPS = {"add": "add", "sub": "add", "max": "max", "min": "min", "bitor": "or"}
 # Types of which GPUs of both vendors update elements atomically.
@@ -25,8 +24,7 @@ INTEGERS = tuple(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16,
 
 def run(func: PrimFunc) -> PrimFunc:
     """Return the function with such updates as ``T.atomic_add`` and its kin make them."""
-    body = _Updated().visit(func.body)
-    return func if body is func.body else replace(func, body=body)
+    return with_body(func, _Updated().visit(func.body))
 
 
 class _Updated(Rewriter):

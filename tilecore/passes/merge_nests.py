@@ -20,13 +20,20 @@ from tilecore.ir.bounds import linear
 from tilecore.ir.expr import Expr, Load, Var, binary, const, int_value
 from tilecore.ir.nodes import Buffer, For, If, Let, Parallel, PrimFunc, Seq, Stmt, Store
 from tilecore.ir.substitute import Rebuilder, substitute_expr
-from tilecore.ir.visitor import Rewriter, buffers_of, expressions, has_loads, walk, walk_expr
+from tilecore.ir.visitor import (
+    Rewriter,
+    buffers_of,
+    expressions,
+    has_loads,
+    walk,
+    walk_expr,
+    with_body,
+)
 
 
 def run(func: PrimFunc) -> PrimFunc:
     """Return the function without nests in nests."""
-    body = _Merged().visit(func.body)
-    return func if body is func.body else replace(func, body=body)
+    return with_body(func, _Merged().visit(func.body))
 
 
 class _Merged(Rewriter):

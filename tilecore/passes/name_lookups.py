@@ -30,15 +30,14 @@ from tilecore.ir.nodes import (
     Store,
 )
 from tilecore.ir.substitute import Rebuilder
-from tilecore.ir.visitor import Rewriter, distinct, flat, walk
+from tilecore.ir.visitor import Rewriter, distinct, flat, walk, with_body
 
 Question = Callable[[Load], bool]
 
 
 def run(func: PrimFunc) -> PrimFunc:
     """Return the function with names for what copies and nests look up."""
-    body = _Copies().visit(func.body)
-    return func if body is func.body else dataclasses.replace(func, body=body)
+    return with_body(func, _Copies().visit(func.body))
 
 
 class _Copies(Rewriter):

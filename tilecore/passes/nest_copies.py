@@ -13,13 +13,12 @@ from tilecore.ir.bounds import step_of
 from tilecore.ir.expr import Expr, Load, Var, const
 from tilecore.ir.nodes import Buffer, Copy, For, Parallel, PrimFunc, Region, Seq, Stmt, Store
 from tilecore.ir.substitute import substitute_expr
-from tilecore.ir.visitor import Rewriter, has_loads, walk_expr
+from tilecore.ir.visitor import Rewriter, has_loads, walk_expr, with_body
 
 
 def run(func: PrimFunc) -> PrimFunc:
     """Return the function with copies in the place of such nests."""
-    body = _Copied().visit(func.body)
-    return func if body is func.body else replace(func, body=body)
+    return with_body(func, _Copied().visit(func.body))
 
 
 class _Copied(Rewriter):

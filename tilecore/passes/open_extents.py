@@ -14,7 +14,7 @@ from tilecore.ir.expr import Expr, Var, binary, const, int_value
 from tilecore.ir.nests import copy_nest, fill_nest
 from tilecore.ir.nodes import Copy, Fill, For, If, Parallel, PrimFunc, Seq, Stmt
 from tilecore.ir.substitute import substitute_stmt
-from tilecore.ir.visitor import children
+from tilecore.ir.visitor import children, with_body
 
 LAST, OTHER = 128, 8  # points of a piece along the last loop, and along others
 BOUNDED = 1 << 16
@@ -22,8 +22,7 @@ BOUNDED = 1 << 16
 
 def run(func: PrimFunc) -> PrimFunc:
     """Return the function with nests of known extents."""
-    body = _Pieces().visit(func.body, Context())
-    return func if body is func.body else dataclasses.replace(func, body=body)
+    return with_body(func, _Pieces().visit(func.body, Context()))
 
 
 class _Pieces:

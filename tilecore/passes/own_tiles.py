@@ -5,16 +5,14 @@ One thread runs a block, and no other one is at its tiles.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from tilecore.ir.nodes import Atomic, PrimFunc
 from tilecore.ir.plain_updates import plain_updates
+from tilecore.ir.visitor import with_body
 
 
 def run(func: PrimFunc) -> PrimFunc:
     """Return the function with such updates as loads and stores."""
-    body = plain_updates(func.body, _is_own)
-    return func if body is func.body else replace(func, body=body)
+    return with_body(func, plain_updates(func.body, _is_own))
 
 
 def _is_own(stmt: Atomic) -> bool:

@@ -32,7 +32,7 @@ from tilecore.ir.nodes import (
     read_only,
 )
 from tilecore.ir.substitute import Substitution
-from tilecore.ir.visitor import Rewriter, flat, walk, walk_expr
+from tilecore.ir.visitor import flat, per_launch, walk, walk_expr
 
 SWIZZLE = "swizzle"
 TYPICAL = 4096  # what a size is taken for that is known at the call alone
@@ -43,22 +43,18 @@ WAITING = (nodes.Atomic, nodes.Sync, nodes.Wait, nodes.While)
 
 def run(func: PrimFunc, target: GpuTarget) -> PrimFunc:
     """Return the function with panels of blocks where products say which are best."""
-    return dataclasses.replace(func, body=_Panels(target).visit(func.body))
+    return per_launch(func, lambda launch: _in_panels(launch, target))
 
 
-class _Panels(Rewriter):
-    def __init__(self, target: GpuTarget) -> None:
-        self.target = target
-
-    def visit_kernellaunch(self, launch: KernelLaunch) -> Stmt:
-        launch = longest_first(launch)
-        rows = rows_of_section(launch, self.target) or rows_of_panel(launch, self.target)
-        if rows < 2:
-            return launch
-        value = read_only({"panel_size": rows, "order": "row", "enable": True})
-        stmts = (Annotate(SWIZZLE, value, launch.span), *flat([launch.body]))
-        body = nodes.Seq(stmts, launch.span)
-        return dataclasses.replace(launch, body=body)
+def _in_panels(launch: KernelLaunch, target: GpuTarget) -> KernelLaunch:
+    launch = longest_first(launch)
+    rows = rows_of_section(launch, target) or rows_of_panel(launch, target)
+    if rows < 2:
+        return launch
+    value = read_only({"panel_size": rows, "order": "row", "enable": True})
+    stmts = (Annotate(SWIZZLE, value, launch.span), *flat([launch.body]))
+    body = nodes.Seq(stmts, launch.span)
+    return dataclasses.replace(launch, body=body)
 
 
 def longest_first(launch: KernelLaunch) -> KernelLaunch:

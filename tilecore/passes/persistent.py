@@ -39,7 +39,7 @@ from tilecore.ir.nodes import (
     Seq,
     Stmt,
 )
-from tilecore.ir.visitor import Rewriter, flat, walk, walk_expr
+from tilecore.ir.visitor import flat, per_launch, walk, walk_expr
 from tilecore.passes.panels import SWIZZLE, copies_of_products
 
 # What a body may consist of: nothing that a block does once, or that other blocks wait for.
@@ -60,65 +60,62 @@ INT32 = DType("int32")
 
 def run(func: PrimFunc, target: GpuTarget) -> PrimFunc:
     """Return the function with launches of resident blocks where tiles are products."""
-    return dataclasses.replace(func, body=_Launches(target).visit(func.body))
+    return per_launch(func, lambda launch: _with_resident_blocks(launch, target))
 
 
-class _Launches(Rewriter):
-    def __init__(self, target: GpuTarget) -> None:
-        self.target, self.workers = target, target.multiprocessors
+def _with_resident_blocks(launch: KernelLaunch, target: GpuTarget) -> Stmt:
+    workers, total = target.multiprocessors, int_value(_product(launch.grid))
+    if (total is not None and total <= workers) or not _is_product(launch, target):
+        return launch
+    order = order_of(launch, target)
+    return launch if order is None else _resident(launch, workers, order)
 
-    def visit_kernellaunch(self, launch: KernelLaunch) -> Stmt:
-        total = int_value(_product(launch.grid))
-        if (total is not None and total <= self.workers) or not self._is_product(launch):
-            return launch
-        order = order_of(launch, self.target)
-        return launch if order is None else _resident(launch, self.workers, order)
 
-    def _is_product(self, launch: KernelLaunch) -> bool:
-        """Return whether a block does nothing but a pipelined loop of products, and stores sums."""
-        if launch.thread_vars or launch.cluster:
-            return False
-        stmts = list(walk(launch.body))
-        if not all(isinstance(s, KNOWN) for s in stmts) or any(map(_is_awaited, stmts)):
-            return False
-        gemms = [s for s in stmts if isinstance(s, Gemm)]
-        loops = [s for s in stmts if isinstance(s, For)]
-        if len(loops) != 1 or not gemms or any(g.is_async or g.in_group for g in gemms):
-            return False
-        stages = loops[0].annotations.get("num_stages")
-        known = int_value(stages) if isinstance(stages, Expr) else stages
-        if loops[0].kind != "pipelined" or not isinstance(known, int) or known < LEAST_STAGES:
-            return False
-        if any(g not in walk(loops[0]) for g in gemms):
-            return False
-        top = flat([launch.body])
-        if loops[0] not in top or not self._fills(launch, known):
-            return False
-        allocated = [s for s in stmts if isinstance(s, Alloc)]
-        if any(a not in top or _is_kept(a.buffer) for a in allocated):
-            return False
-        outputs = [b for s in stmts for b in writes(s) if b.root.scope == "global"]
-        return len(outputs) == 1
+def _is_product(launch: KernelLaunch, target: GpuTarget) -> bool:
+    """Return whether a block does nothing but a pipelined loop of products, and stores sums."""
+    if launch.thread_vars or launch.cluster:
+        return False
+    stmts = list(walk(launch.body))
+    if not all(isinstance(s, KNOWN) for s in stmts) or any(map(_is_awaited, stmts)):
+        return False
+    gemms = [s for s in stmts if isinstance(s, Gemm)]
+    loops = [s for s in stmts if isinstance(s, For)]
+    if len(loops) != 1 or not gemms or any(g.is_async or g.in_group for g in gemms):
+        return False
+    stages = loops[0].annotations.get("num_stages")
+    known = int_value(stages) if isinstance(stages, Expr) else stages
+    if loops[0].kind != "pipelined" or not isinstance(known, int) or known < LEAST_STAGES:
+        return False
+    if any(g not in walk(loops[0]) for g in gemms):
+        return False
+    top = flat([launch.body])
+    if loops[0] not in top or not _fills(launch, known, target):
+        return False
+    allocated = [s for s in stmts if isinstance(s, Alloc)]
+    if any(a not in top or _is_kept(a.buffer) for a in allocated):
+        return False
+    outputs = [b for s in stmts for b in writes(s) if b.root.scope == "global"]
+    return len(outputs) == 1
 
-    def _fills(self, launch: KernelLaunch, stages: int) -> bool:
-        """Return whether tiles in flight, or sums, leave no room for another block."""
-        tiles = {c.dst.buffer.root: c.dst.buffer for c in copies_of_products(launch)}
-        threads = math.prod(int_value(t) or 0 for t in launch.threads)
-        if len(tiles) != OPERANDS or not threads:
-            return False
-        held = [
-            s.buffer for s in walk(launch.body)
-            if isinstance(s, Alloc) and s.buffer.scope == "fragment"
-        ]  # fmt: skip
-        used, registers = (_bytes(found) for found in (list(tiles.values()), held))
-        if used is None or registers is None:
-            return False
-        by_thread = registers // (4 * threads) + OTHER_REGISTERS
-        target = self.target
-        return (
-            2 * stages * used > target.shared_per_multiprocessor
-            or 2 * threads * by_thread > target.registers_per_multiprocessor
-        )
+
+def _fills(launch: KernelLaunch, stages: int, target: GpuTarget) -> bool:
+    """Return whether tiles in flight, or sums, leave no room for another block."""
+    tiles = {c.dst.buffer.root: c.dst.buffer for c in copies_of_products(launch)}
+    threads = math.prod(int_value(t) or 0 for t in launch.threads)
+    if len(tiles) != OPERANDS or not threads:
+        return False
+    held = [
+        s.buffer for s in walk(launch.body)
+        if isinstance(s, Alloc) and s.buffer.scope == "fragment"
+    ]  # fmt: skip
+    used, registers = (_bytes(found) for found in (list(tiles.values()), held))
+    if used is None or registers is None:
+        return False
+    by_thread = registers // (4 * threads) + OTHER_REGISTERS
+    return (
+        2 * stages * used > target.shared_per_multiprocessor
+        or 2 * threads * by_thread > target.registers_per_multiprocessor
+    )
 
 
 def _is_awaited(stmt: Stmt) -> bool:

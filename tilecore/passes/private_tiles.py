@@ -6,14 +6,12 @@ fill of it is done by every thread for itself. The threads of a block share out 
 
 from __future__ import annotations
 
-import dataclasses
-
 from tilecore.errors import UnsupportedOnTarget
 from tilecore.ir import nodes
 from tilecore.ir.expr import const
 from tilecore.ir.nests import copy_nest, fill_nest
 from tilecore.ir.nodes import Copy, Fill, For, KernelLaunch, Parallel, PrimFunc, Stmt
-from tilecore.ir.visitor import Rewriter, regions, walk
+from tilecore.ir.visitor import Rewriter, per_launch, regions, walk
 
 
 def run(func: PrimFunc) -> PrimFunc:
@@ -22,13 +20,12 @@ def run(func: PrimFunc) -> PrimFunc:
     Raises:
         UnsupportedOnTarget: a reduction or scan of a private array (TC302).
     """
-    return dataclasses.replace(func, body=_Launches().visit(func.body))
+    return per_launch(func, _with_loops)
 
 
-class _Launches(Rewriter):
-    def visit_kernellaunch(self, launch: KernelLaunch) -> Stmt:
-        knows = launch.thread_vars or any(isinstance(s, nodes.EXCHANGES) for s in walk(launch.body))
-        return _Loops().rebuild(launch) if knows else launch
+def _with_loops(launch: KernelLaunch) -> Stmt:
+    knows = launch.thread_vars or any(isinstance(s, nodes.EXCHANGES) for s in walk(launch.body))
+    return _Loops().rebuild(launch) if knows else launch
 
 
 class _Loops(Rewriter):

@@ -26,7 +26,7 @@ from tilecore.ir.nodes import (
     Store,
 )
 from tilecore.ir.substitute import Rebuilder
-from tilecore.ir.visitor import Rewriter, flat, loads, walk
+from tilecore.ir.visitor import Rewriter, flat, loads, per_launch, walk
 
 FOLDS = {"add": "sum", **{op: op for op in ("max", "min", "bitand", "bitor", "bitxor")}}
 MOST_REGISTERS = 128  # of a thread, for what its points add
@@ -34,30 +34,26 @@ MOST_REGISTERS = 128  # of a thread, for what its points add
 
 def run(func: PrimFunc) -> PrimFunc:
     """Return the function with reductions in the place of what nests add to reducers."""
-    body = _Launches().visit(func.body)
-    return func if body is func.body else replace(func, body=body)
+    return per_launch(func, _with_folds)
 
 
-class _Launches(Rewriter):
-    def visit_kernellaunch(self, launch: KernelLaunch) -> Stmt:
-        """Return a launch whose reducers are plain tiles, as far as all their updates allow it."""
-        threads = math.prod(int_value(e) or 0 for e in launch.threads)
-        nests = [s for s in walk(launch.body) if isinstance(s, Parallel)]
-        plain = {
-            s.buffer
-            for s in walk(launch.body)
-            if isinstance(s, Alloc) and s.buffer.reducer is not None
-        }
-        plain -= _updated_elsewhere(launch, nests)
-        for nest in nests:
-            for reducer in plain & _reducers_of(nest):
-                if _kept(nest, reducer, threads) is None:
-                    plain.discard(reducer)
-        if not plain:
-            return launch
-        folds = _Folds(plain, threads)
-        body = _Plain(plain).stmt(folds.visit(launch.body))
-        return replace(launch, body=Seq((*folds.allocs, body), launch.span))
+def _with_folds(launch: KernelLaunch) -> Stmt:
+    """Return a launch whose reducers are plain tiles, as far as all their updates allow it."""
+    threads = math.prod(int_value(e) or 0 for e in launch.threads)
+    nests = [s for s in walk(launch.body) if isinstance(s, Parallel)]
+    plain = {
+        s.buffer for s in walk(launch.body) if isinstance(s, Alloc) and s.buffer.reducer is not None
+    }
+    plain -= _updated_elsewhere(launch, nests)
+    for nest in nests:
+        for reducer in plain & _reducers_of(nest):
+            if _kept(nest, reducer, threads) is None:
+                plain.discard(reducer)
+    if not plain:
+        return launch
+    folds = _Folds(plain, threads)
+    body = _Plain(plain).stmt(folds.visit(launch.body))
+    return replace(launch, body=Seq((*folds.allocs, body), launch.span))
 
 
 def _reducers_of(nest: Parallel) -> set[Buffer]:

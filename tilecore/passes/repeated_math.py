@@ -13,13 +13,12 @@ from dataclasses import replace
 from tilecore.ir.expr import QUICK_CALLS, Call, Expr, Load, Var
 from tilecore.ir.nodes import Let, Parallel, PrimFunc, Seq, Stmt, Store
 from tilecore.ir.substitute import Rebuilder
-from tilecore.ir.visitor import Rewriter, expressions, flat, has_loads, walk_expr
+from tilecore.ir.visitor import Rewriter, expressions, flat, has_loads, walk_expr, with_body
 
 
 def run(func: PrimFunc) -> PrimFunc:
     """Return the function with names for what nests compute repeatedly."""
-    body = _Names().visit(func.body)
-    return func if body is func.body else replace(func, body=body)
+    return with_body(func, _Names().visit(func.body))
 
 
 class _Names(Rewriter):

@@ -24,7 +24,7 @@ from tilecore.passes.coroutine import interleave
 from tilecore.passes.schedule import fuse
 
 if TYPE_CHECKING:
-    from tilecore.passes.threads import Serializer
+    from tilecore.passes.serialize_threads import Serializer
 
 Part = tuple[range, Stmt]  # neighbouring threads, and what they run
 

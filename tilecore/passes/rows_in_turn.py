@@ -20,7 +20,7 @@ from tilecore.ir.analysis import kept_axes, read_buffers, written_buffers
 from tilecore.ir.bounds import linear, mentions
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Load, Var, binary, cast, const, int_value, select
-from tilecore.ir.fold import STEPS, accumulator_dtype, identity, magnitude
+from tilecore.ir.fold import STEPS, fold_dtype, identity, magnitude
 from tilecore.ir.nests import shifted
 from tilecore.ir.nodes import (
     Annotate,
@@ -40,7 +40,16 @@ from tilecore.ir.nodes import (
     Store,
 )
 from tilecore.ir.substitute import Rebuilder, substitute_stmt
-from tilecore.ir.visitor import Rewriter, buffers_of, flat, has_loads, loads, regions, walk
+from tilecore.ir.visitor import (
+    Rewriter,
+    buffers_of,
+    flat,
+    has_loads,
+    loads,
+    per_launch,
+    regions,
+    walk,
+)
 from tilecore.passes.split_tiles import users
 
 L1_BYTES = 32 << 10  # of Zen 2 to 5; Intel's have 48 KiB
@@ -50,20 +59,15 @@ ADDED = ("add", "max", "min")
 
 def run(func: PrimFunc, *, always: bool = False) -> PrimFunc:
     """Return ``func`` with rows in turn where that keeps them in L1 (``always``: where it may)."""
-    body = _Launches(always=always).visit(func.body)
-    return func if body is func.body else replace(func, body=body)
+    return per_launch(func, lambda launch: _in_turn(launch, always=always))
 
 
-class _Launches(Rewriter):
-    def __init__(self, *, always: bool) -> None:
-        self.always = always
-
-    def visit_kernellaunch(self, launch: KernelLaunch) -> Stmt:
-        if launch.thread_vars:
-            return launch
-        turns = _Turns(launch, always=self.always)
-        found = turns.rebuild(launch)
-        return _Shorter(turns.shorter).stmt(found) if turns.shorter else found
+def _in_turn(launch: KernelLaunch, *, always: bool) -> Stmt:
+    if launch.thread_vars:
+        return launch
+    turns = _Turns(launch, always=always)
+    found = turns.rebuild(launch)
+    return _Shorter(turns.shorter).stmt(found) if turns.shorter else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +270,7 @@ def _added(fold: Reduce, axis: int, count: int, row: Var) -> _Member | None:
     if [a for a in fold.axes if a in kept_axes(fold.src)] != [axis] or fold.nan_propagate:
         return None
     is_plain = dtype != "bool" and step in ADDED
-    if not is_plain or accumulator_dtype(fold.op, fold.src.buffer.dtype, dtype) != dtype:
+    if not is_plain or fold_dtype(fold.src.buffer.dtype, dtype) != dtype:
         return None
     src = _row_of(fold.src, axis, row)
     extents = tuple(src.extents[a] for a in kept_axes(src))

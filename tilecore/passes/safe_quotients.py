@@ -7,13 +7,11 @@ is divided by 0 stays what it is, without a rest.
 
 from __future__ import annotations
 
-import dataclasses
-
 from tilecore.ir.bounds import interval
 from tilecore.ir.expr import Binary, Expr, Load, Var, binary, const, int_value, select, unary
 from tilecore.ir.nodes import Buffer, Let, PrimFunc, Stmt
 from tilecore.ir.substitute import Rebuilder
-from tilecore.ir.visitor import distinct
+from tilecore.ir.visitor import distinct, with_body
 
 DIVIDED = ("floordiv", "mod")
 
@@ -21,8 +19,7 @@ DIVIDED = ("floordiv", "mod")
 def run(func: PrimFunc) -> PrimFunc:
     """Return the function with divisors that are neither 0 nor -1 in the place of loaded ones."""
     scalars = frozenset(p for p in func.params if isinstance(p, Var))
-    body = _Divisors(scalars).stmt(func.body)
-    return func if body is func.body else dataclasses.replace(func, body=body)
+    return with_body(func, _Divisors(scalars).stmt(func.body))
 
 
 class _Divisors(Rebuilder):

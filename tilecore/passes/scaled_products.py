@@ -30,7 +30,7 @@ from tilecore.ir.expr import Binary, Const, Expr, binary, const, int_value
 from tilecore.ir.nodes import Buffer, Copy, Gemm, KernelLaunch, PrimFunc, Region, Seq, Stmt
 from tilecore.ir.scaled_gemm import has_factors, sides_of, without_factors
 from tilecore.ir.substitute import Rebuilder
-from tilecore.ir.visitor import Rewriter, buffers_of, children, loads, regions, walk
+from tilecore.ir.visitor import buffers_of, children, loads, per_launch, regions, walk
 from tilecore.passes.factor_lanes import InLanes
 
 BYTE = DType("uint8")
@@ -56,7 +56,7 @@ def _rewritten(func: PrimFunc, found: _Candidates, *, notes: bool) -> PrimFunc:
             stmts = list(walk(launch))
             if any(isinstance(s, Gemm) and s.in_lanes and s in found.kept for s in stmts):
                 copies |= {s for s in stmts if isinstance(s, nodes.ChunkCopy)}
-    noted = replace(func, body=_Noting(found.reasons).visit(func.body)) if notes else func
+    noted = per_launch(func, lambda launch: _noted(launch, found.reasons)) if notes else func
     made = without_factors(noted, frozenset({*found.kept, *copies}))
     return _Bytes(found.bytes_of).func(made) if found.kept else made
 
@@ -343,20 +343,14 @@ class _Bytes(Rebuilder):
         return Region(self.bytes_of[region.buffer], offsets, extents)
 
 
-class _Noting(Rewriter):
-    """Notes at the beginning of launches why the unit does not multiply some of their products."""
-
-    def __init__(self, reasons: Mapping[Gemm, str]) -> None:
-        self.reasons = reasons
-
-    def visit_kernellaunch(self, stmt: KernelLaunch) -> Stmt:
-        """Return the launch with its notes."""
-        found = dict.fromkeys(self.reasons[s] for s in walk(stmt) if s in self.reasons)  # type: ignore[index]
-        if not found:
-            return stmt
-        notes = [
-            nodes.Annotate(nodes.NOTE, f"elements times factors in bfloat16: {reason}", stmt.span)
-            for reason in found
-        ]
-        body = stmt.body.stmts if isinstance(stmt.body, Seq) else (stmt.body,)
-        return replace(stmt, body=Seq((*notes, *body), stmt.body.span))
+def _noted(launch: KernelLaunch, reasons: Mapping[Gemm, str]) -> KernelLaunch:
+    """Return a launch that says first why the unit does not multiply some of its products."""
+    found = dict.fromkeys(reasons[s] for s in walk(launch) if s in reasons)  # type: ignore[index]
+    if not found:
+        return launch
+    notes = [
+        nodes.Annotate(nodes.NOTE, f"elements times factors in bfloat16: {reason}", launch.span)
+        for reason in found
+    ]
+    body = launch.body.stmts if isinstance(launch.body, Seq) else (launch.body,)
+    return replace(launch, body=Seq((*notes, *body), launch.body.span))

@@ -38,12 +38,12 @@ from tilecore.ir.nodes import (
     While,
 )
 from tilecore.ir.substitute import Rebuilder
-from tilecore.ir.visitor import flat, walk_expr
+from tilecore.ir.visitor import flat, walk_expr, with_body
 
 
 def run(func: PrimFunc) -> PrimFunc:
     """Return the function without the conditions that always or never hold."""
-    return replace(func, body=_settled(func.body, Context(ranges=value_ranges(func))))
+    return with_body(func, _settled(func.body, Context(ranges=value_ranges(func))))
 
 
 def _settled(stmt: Stmt, context: Context) -> Stmt:

@@ -38,7 +38,16 @@ from tilecore.ir.named_barriers import conjuncts
 from tilecore.ir.nodes import Buffer, KernelLaunch, PrimFunc, Seq, Stmt
 from tilecore.ir.substitute import Substitution
 from tilecore.ir.trips import trip_count
-from tilecore.ir.visitor import Rewriter, distinct, expressions, flat, has_jump, has_loads, walk
+from tilecore.ir.visitor import (
+    Rewriter,
+    distinct,
+    expressions,
+    flat,
+    has_jump,
+    has_loads,
+    per_launch,
+    walk,
+)
 
 INLINE_NODES = 32  # a longer value is kept instead of being computed again
 RUNNING, CONTINUED, LEFT = 0, 1, 2  # what a thread's turn of a loop is
@@ -58,15 +67,7 @@ def run(func: PrimFunc, torn: Mapping[Stmt, Set[Stmt]], target: GpuTarget) -> Pr
         UnsupportedOnTarget: how often a loop runs is known to each thread alone, or threads wait
             for each other in a branch (TC302).
     """
-    return dataclasses.replace(func, body=_Launches(torn, target).visit(func.body))
-
-
-class _Launches(Rewriter):
-    def __init__(self, torn: Mapping[Stmt, Set[Stmt]], target: GpuTarget) -> None:
-        self.torn, self.target = torn, target
-
-    def visit_kernellaunch(self, stmt: KernelLaunch) -> Stmt:
-        return _Branches(stmt, self.torn, self.target).rebuild(stmt)
+    return per_launch(func, lambda launch: _Branches(launch, torn, target).rebuild(launch))
 
 
 class _Branches(Rewriter):

@@ -25,17 +25,16 @@ from tilecore.ir.nodes import (
     Store,
 )
 from tilecore.ir.substitute import Rebuilder
-from tilecore.ir.visitor import Rewriter, buffers_of, children, flat, loads, walk
+from tilecore.ir.visitor import Rewriter, buffers_of, children, flat, loads, per_launch, walk
 
 
 def run(func: PrimFunc) -> PrimFunc:
     """Return the function with such tiles as two."""
-    return dataclasses.replace(func, body=_Launches().visit(func.body))
+    return per_launch(func, _split_launch)
 
 
-class _Launches(Rewriter):
-    def visit_kernellaunch(self, launch: KernelLaunch) -> Stmt:
-        return _Splitter(launch).rebuild(launch)
+def _split_launch(launch: KernelLaunch) -> Stmt:
+    return _Splitter(launch).rebuild(launch)
 
 
 class _Splitter(Rewriter):

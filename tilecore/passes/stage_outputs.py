@@ -17,7 +17,7 @@ from tilecore.ir.indexing import whole
 from tilecore.ir.nodes import Buffer, Copy, Gemm, If, KernelLaunch, Parallel, PrimFunc, Stmt, Store
 from tilecore.ir.polynomial import is_equal
 from tilecore.ir.substitute import Substitution
-from tilecore.ir.visitor import Rewriter, flat, loads, walk, walk_expr
+from tilecore.ir.visitor import Rewriter, flat, loads, per_launch, walk, walk_expr
 
 CHUNK_BYTES, SECTOR_BYTES = 16, 32
 TOGETHER = 8  # neighbours of a row that the threads of an instruction hold
@@ -25,7 +25,7 @@ TOGETHER = 8  # neighbours of a row that the threads of an instruction hold
 
 def run(func: PrimFunc) -> PrimFunc:
     """Return the function with a shared tile between accumulators and the tensors they go to."""
-    return dataclasses.replace(func, body=_Launches().visit(func.body))
+    return per_launch(func, _staged)
 
 
 def _conditional(stmt: Stmt) -> tuple[list[Expr], Stmt]:
@@ -53,9 +53,8 @@ def _is_held(value: Expr, nest: Parallel) -> bool:
     return all(p.buffer.scope == "fragment" and list(map(id, p.indices)) == names for p in taken)
 
 
-class _Launches(Rewriter):
-    def visit_kernellaunch(self, launch: KernelLaunch) -> Stmt:
-        return _Stager(sums_of(walk(launch.body))).rebuild(launch)
+def _staged(launch: KernelLaunch) -> Stmt:
+    return _Stager(sums_of(walk(launch.body))).rebuild(launch)
 
 
 def sums_of(stmts: Iterable[Stmt]) -> set[Buffer]:

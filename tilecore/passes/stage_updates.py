@@ -27,7 +27,7 @@ from tilecore.ir.nodes import (
     Region,
     Stmt,
 )
-from tilecore.ir.visitor import Rewriter, walk, walk_expr
+from tilecore.ir.visitor import Rewriter, per_launch, walk, walk_expr
 
 MOST_COLUMNS = 1024  # of a tile whose places are computed one by one
 UPDATED = "float32"  # what products sum up in
@@ -35,14 +35,13 @@ UPDATED = "float32"  # what products sum up in
 
 def run(func: PrimFunc) -> PrimFunc:
     """Return the function with a shared tile between sums and the tensors they are added to."""
-    return dataclasses.replace(func, body=_Launches().visit(func.body))
+    return per_launch(func, _staged)
 
 
-class _Launches(Rewriter):
-    def visit_kernellaunch(self, launch: KernelLaunch) -> Stmt:
-        if launch.thread_vars:
-            return launch
-        return _Stager(launch).rebuild(launch)
+def _staged(launch: KernelLaunch) -> Stmt:
+    if launch.thread_vars:
+        return launch
+    return _Stager(launch).rebuild(launch)
 
 
 class _Stager(Rewriter):

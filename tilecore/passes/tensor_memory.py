@@ -14,7 +14,7 @@ from tilecore.inference.gpu.options import GpuOptions
 from tilecore.inference.gpu.tensor_products import HALF_LANES, LANES, refusal
 from tilecore.ir import nodes
 from tilecore.ir.analysis import covers_whole, kept_axes, reads, writes
-from tilecore.ir.expr import Const, Expr, binary, const, int_value
+from tilecore.ir.expr import Const, Expr, binary, const, int_value, is_zero
 from tilecore.ir.indexing import whole
 from tilecore.ir.nodes import (
     Alloc,
@@ -29,7 +29,7 @@ from tilecore.ir.nodes import (
     Seq,
     Stmt,
 )
-from tilecore.ir.visitor import Rewriter, children, flat, walk
+from tilecore.ir.visitor import Rewriter, children, flat, per_launch, walk
 
 PART_COLUMNS = 64  # that a warpgroup takes out at a time: as many registers of a thread
 WARPGROUP = 128
@@ -37,23 +37,19 @@ WARPGROUP = 128
 
 def run(func: PrimFunc, options: GpuOptions, target: GpuTarget) -> PrimFunc:
     """Return the function with sums of products in tensor memory where all of a launch suit."""
-    return dataclasses.replace(func, body=_Launches(options, target).visit(func.body))
+    return per_launch(func, lambda launch: _in_tensor_memory(launch, options, target))
 
 
-class _Launches(Rewriter):
-    def __init__(self, options: GpuOptions, target: GpuTarget) -> None:
-        self.options, self.target = options, target
-
-    def visit_kernellaunch(self, launch: KernelLaunch) -> Stmt:
-        launch = dataclasses.replace(launch, body=_Flat().visit(launch.body))
-        gemms = [s for s in walk(launch.body) if isinstance(s, Gemm)]
-        sums = [g.c.buffer for g in gemms if not refusal(g, launch, self.options, self.target)]
-        if not sums:
-            return launch
-        launch = dataclasses.replace(launch, body=_Operands().moved(launch.body))
-        for buffer in dict.fromkeys(sums):
-            launch = _moved(launch, buffer)
+def _in_tensor_memory(launch: KernelLaunch, options: GpuOptions, target: GpuTarget) -> KernelLaunch:
+    launch = dataclasses.replace(launch, body=_Flat().visit(launch.body))
+    gemms = [s for s in walk(launch.body) if isinstance(s, Gemm)]
+    sums = [g.c.buffer for g in gemms if not refusal(g, launch, options, target)]
+    if not sums:
         return launch
+    launch = dataclasses.replace(launch, body=_Operands().moved(launch.body))
+    for buffer in dict.fromkeys(sums):
+        launch = _moved(launch, buffer)
+    return launch
 
 
 class _Operands(Rewriter):
@@ -192,7 +188,7 @@ class _Mover(Rewriter):
             stmt = stmts[number]
             if not _touches(stmt, self.sums) or isinstance(stmt, Alloc):
                 continue
-            if isinstance(stmt, Fill) and covers_whole(stmt.dst) and _is_zero(stmt.value):
+            if isinstance(stmt, Fill) and covers_whole(stmt.dst) and is_zero(stmt.value):
                 return number
             return None
         return None
@@ -275,10 +271,6 @@ def _multiplies(stmt: Stmt, sums: Buffer) -> bool:
 
 def _only_multiplies(stmt: Stmt, sums: Buffer) -> bool:
     return all(isinstance(s, Gemm) or sums not in (*reads(s), *writes(s)) for s in walk(stmt))
-
-
-def _is_zero(value: Expr) -> bool:
-    return isinstance(value, Const) and value.value == 0
 
 
 def _is_false(value: Expr) -> bool:

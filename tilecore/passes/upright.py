@@ -35,13 +35,13 @@ from tilecore.ir.nodes import (
     Store,
 )
 from tilecore.ir.versions import Ranges
-from tilecore.ir.visitor import Rewriter, buffers_of, children, walk
+from tilecore.ir.visitor import Rewriter, buffers_of, children, walk, with_body
 from tilecore.passes.few_rows import FEW
 
 
 def run(func: PrimFunc) -> PrimFunc:
     """Return the function with such tiles the other way round."""
-    return replace(func, body=_changed(func.body, value_ranges(func)))
+    return with_body(func, _changed(func.body, value_ranges(func)))
 
 
 def _changed(stmt: Stmt, ranges: Ranges) -> Stmt:

@@ -25,27 +25,34 @@ from tilecore.ir.nodes import (
     Store,
 )
 from tilecore.ir.substitute import Rebuilder
-from tilecore.ir.visitor import Rewriter, buffers_of, children, flat, loads, walk, walk_expr
+from tilecore.ir.visitor import (
+    Rewriter,
+    buffers_of,
+    children,
+    flat,
+    loads,
+    per_launch,
+    walk,
+    walk_expr,
+)
 
 MOST_CHOSEN = 64  # nodes of a value that a branch assigns: it stands in the choice
 
 
 def run(func: PrimFunc) -> PrimFunc:
     """Return the function with names for what variables of nests hold."""
-    body = _Launches().visit(func.body)
-    return func if body is func.body else replace(func, body=body)
+    return per_launch(func, _with_names)
 
 
-class _Launches(Rewriter):
-    def visit_kernellaunch(self, launch: KernelLaunch) -> Stmt:
-        """Return a launch whose nests name values."""
-        stmts = list(walk(launch.body))
-        if not any(isinstance(s, Store) and s.buffer.is_var for s in stmts):
-            return launch
-        reads = Counter(b for s in stmts for b in _loaded(s))
-        shared = {b for s in stmts if not children(s) for b in buffers_of(s) - _touched(s)}
-        found = _Nests(reads, shared).visit(launch.body)
-        return launch if found is launch.body else replace(launch, body=found)
+def _with_names(launch: KernelLaunch) -> Stmt:
+    """Return a launch whose nests name values."""
+    stmts = list(walk(launch.body))
+    if not any(isinstance(s, Store) and s.buffer.is_var for s in stmts):
+        return launch
+    reads = Counter(b for s in stmts for b in _loaded(s))
+    shared = {b for s in stmts if not children(s) for b in buffers_of(s) - _touched(s)}
+    found = _Nests(reads, shared).visit(launch.body)
+    return launch if found is launch.body else replace(launch, body=found)
 
 
 class _Nests(Rewriter):

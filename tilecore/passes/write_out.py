@@ -19,7 +19,7 @@ from tilecore.ir.expr import Expr, Load, Var, const, int_value
 from tilecore.ir.nodes import Buffer, For, Parallel, PrimFunc, Seq, Stmt
 from tilecore.ir.substitute import Substitution
 from tilecore.ir.trips import trip_count
-from tilecore.ir.visitor import Rewriter, expressions, has_jump, regions, walk, walk_expr
+from tilecore.ir.visitor import Rewriter, expressions, has_jump, regions, walk, walk_expr, with_body
 
 MOST_TURNS, MOST_STATEMENTS = 8, 128
 MOST_ROWS = 4  # all of which a thread has in registers at once
@@ -27,8 +27,7 @@ MOST_ROWS = 4  # all of which a thread has in registers at once
 
 def run(func: PrimFunc) -> PrimFunc:
     """Return the function with such loops written out."""
-    body = _Written().visit(func.body)
-    return func if body is func.body else replace(func, body=body)
+    return with_body(func, _Written().visit(func.body))
 
 
 class _Written(Rewriter):

@@ -105,12 +105,15 @@ def catalog():
           for t in ("int32", "uint32", "int64", "uint64", "float32", "float64", *HALVES)),
         *(I.atomic(o, t) for o in ("and", "or", "xor") for t in ("int32", "uint64", "int64")),
         I.atomic("inc", "uint32"), I.atomic("dec", "uint32"),
+        *(I.add_neighbours(t, n) for t in ("float32", *HALVES) for n in (2, 4)),
+        *(I.add_neighbours(t, 8) for t in HALVES),
         *(I.atomic_narrow(o, t) for o in ("add", "max", "or") for t in ("int8", "uint16")),
         *(I.load_ordered(t) for t in ("int32", "uint64", "float32", "float64")),
         *(I.pack(t) for t in HALVES), I.round_tfloat32(), I.extend_nibbles(),
         *(I.approximate(f) for f in ("exp2", "log2", "reciprocal", "rsqrt", "sqrt", "sin", "cos",
                                      "tanh")),
         *(I.fma_halves(t) for t in HALVES), I.masked_or(), I.pack_halves(),
+        I.exact("float16"), I.exact("float32"),
         *(I.rounded(name, t) for name in ROUNDED for t in ("float32", "float64")),
     ]  # fmt: skip
     return {i.name: i for i in made}

@@ -5,7 +5,8 @@ import pytest
 
 import tilecore.language as T
 from tests.tilecore.cuda.emulated import lowered, run_emulated
-from tilecore.emulator import LATE, Schedule
+from tilecore.emulator import ALL_SCHEDULES, LATE, Schedule
+from tilecore.inference.gpu.banks import bank_uses
 from tilecore.interpreter import run
 
 ROWS, COLUMNS = 16, 64  # of a block
@@ -91,7 +92,7 @@ def test_what_is_under_conditions_is_what_the_program_says(name, form, m, n, tar
     np.testing.assert_array_equal(found, wanted)
 
 
-@pytest.mark.parametrize("form", ["if", "choice"])
+@pytest.mark.parametrize("form", ["if", "else", "choice"])
 @pytest.mark.parametrize("name", CONDITIONS)
 def test_neighbours_that_have_a_condition_alike_move_at_once(name, form):
     cond, copied = CONDITIONS[name]
@@ -119,3 +120,122 @@ def test_conditions_that_data_decides_are_asked_of_each_element():
     b = np.full_like(a, 5)
     run_emulated(main, "h100", [a, b], (LATE,))
     np.testing.assert_array_equal(b, np.where(a > 0, a, 5))
+
+
+def test_rows_that_are_filled_up_with_zeros_move_at_once():
+    """What attention over sequences of any length does: both branches store to one place."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((40, 64), "float16"), R: T.Tensor((1,), "int32"),
+        B: T.Tensor((32, 64), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=64):
+            tile = T.alloc_shared((32, 64), "float16")
+            for i, j in T.Parallel(32, 64):
+                if i < R[0]:
+                    tile[i, j] = A[i + 8, j]
+                else:
+                    tile[i, j] = 0
+            T.copy(tile, B)
+
+    (launch,) = lowered(main, "h100")[0].launches.values()
+    uses = [u for u in bank_uses(launch) if u.buffer.name == "tile"]
+    assert {(u.is_store, u.bytes_per_lane, u.ways) for u in uses} >= {(True, 16, 1.0)}
+    a = np.random.default_rng(0).integers(-9, 9, (40, 64)).astype(np.float16)
+    found, rows = np.full((32, 64), 5, np.float32), np.array([13], np.int32)
+    run_emulated(main, "h100", [a, rows, found], (LATE, Schedule(seed=3)))
+    np.testing.assert_array_equal(found, np.where(np.arange(32)[:, None] < 13, a[8:], 0))
+
+
+def gathered(shift):
+    """Return a program that gathers the rows that a shared tile names, zeros for others."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((40, 64), "float16"), names: T.Tensor((32,), "int32"),
+        B: T.Tensor((32, 64), "float16"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=64):
+            kept = T.alloc_shared((32,), "int32")
+            T.copy(names, kept)
+            for i, j in T.Parallel(32, 64):
+                if i + shift < 32:
+                    row = kept[i + shift]
+                    B[i, j] = T.if_then_else(T.And(row > -1, row < 30), A[row, j], 0)
+
+    return main
+
+
+@pytest.mark.parametrize("target", ["sm_80", "h100", "gfx942"])
+@pytest.mark.parametrize("shift", [0, 5])
+def test_conditions_on_what_a_shared_tile_holds_are_asked_once_of_neighbours(shift, target):
+    func = gathered(shift)
+    text = lowered(func, "h100")[2].text.rpartition('extern "C"')[2]
+    reads = [line for line in text.splitlines() if "tc_copy_16(" in line and "&(A_ptr" in line]
+    assert len(reads) == (0 if shift else 1)  # an element outside of the tile is not looked at
+    rng = np.random.default_rng(shift)
+    a = rng.integers(-9, 9, (40, 64)).astype(np.float16)
+    names = rng.integers(-5, 40, 32, np.int32)
+    found = np.full((32, 64), 3, np.float16)
+    run_emulated(func, target, [a, names, found], (LATE, Schedule(seed=3)))
+    wanted = np.where(((names > -1) & (names < 30))[:, None], a[np.clip(names, 0, 39)], 0)
+    wanted = np.concatenate([wanted[shift:], np.full((shift, 64), 3)])
+    np.testing.assert_array_equal(found, wanted)
+
+
+def masked(form, dtype):
+    """Return a program that keeps what lies on or below the diagonal of a tile."""
+
+    @T.prim_func
+    def main(X: T.Tensor((64, 64), dtype), Y: T.Tensor((64, 64), dtype)):
+        with T.Kernel(1, threads=128):
+            x = T.alloc_shared((64, 64), dtype)
+            y = T.alloc_shared((64, 64), dtype)
+            held = T.alloc_fragment((64, 64), dtype)
+            T.copy(X, x)
+            if form == "in place":
+                for i, j in T.Parallel(64, 64):
+                    x[i, j] = T.if_then_else(i < j, 0, x[i, j])
+                T.copy(x, Y)
+            elif form == "in a branch":
+                T.clear(y)
+                for i, j in T.Parallel(64, 64):
+                    if i >= j:
+                        y[i, j] = x[i, j]
+                T.copy(y, Y)
+            elif form == "a part of it":
+                for i, j in T.Parallel(64, 64):
+                    y[i, j] = T.if_then_else(i - j >= 0, x[i - j, j], 0)
+                T.copy(y, Y)
+            else:
+                for i, j in T.Parallel(64, 64):
+                    held[i, j] = T.if_then_else(i < j, 0, x[i, j])
+                T.copy(held, Y)
+
+    return main
+
+
+MASKED = ("in place", "in a branch", "a part of it", "of registers")
+
+
+@pytest.mark.few(2)
+@pytest.mark.covering
+@pytest.mark.parametrize("target", ["sm_75", "sm_80", "h100", "gfx942"])
+@pytest.mark.parametrize("form", MASKED)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_masked_tiles_are_masked(form, dtype, target):
+    x = np.random.default_rng(4).integers(-9, 10, (64, 64)).astype(dtype)
+    y = np.zeros_like(x)
+    run_emulated(masked(form, dtype), target, [x, y], ALL_SCHEDULES)
+    i, j = np.meshgrid(np.arange(64), np.arange(64), indexing="ij")
+    source = x[np.maximum(i - j, 0), j] if form == "a part of it" else x
+    np.testing.assert_array_equal(y, np.where(i >= j, source, 0))
+
+
+@pytest.mark.parametrize("form", ["in place", "of registers"])
+def test_masked_tiles_are_read_sixteen_bytes_at_once(form):
+    """Neighbours do not all ask for what they have in a tile: each read by itself."""
+    (launch,) = lowered(masked(form, "float16"), "h100")[0].launches.values()
+    read = [u for u in bank_uses(launch) if u.buffer.name == "x" and not u.is_store]
+    assert {(u.bytes_per_lane, u.ways) for u in read} == {(16, 1.0)}

@@ -386,3 +386,148 @@ def test_what_is_wrong_with_a_named_barrier_is_said():
         run_emulated(meet(2, 64), "gfx942", [np.zeros((2, 64), np.float32)] * 2)
     with pytest.raises(ScopeError, match="expected whole warps of 32 threads, found 40 threads"):
         barriers(40, lambda t, bx, X, warp: t < 64)
+
+
+def in_other_numbers(between):
+    """All threads turn around what they have, then the first and the last quarter of them."""
+
+    @T.prim_func
+    def main(X: T.Tensor((256,), "float32"), Y: T.Tensor((256,), "float32")):
+        with T.Kernel(1, threads=256):
+            t = T.get_thread_binding()
+            tile = T.alloc_shared((256,), "float32")
+            other = T.alloc_shared((128,), "float32")
+            tile[t] = X[t]
+            if t < 128:
+                T.sync_threads(1, 256)
+            else:
+                T.sync_threads(1, 256)
+            Y[t] = tile[255 - t]
+            if between == "all":
+                T.sync_threads()
+            elif between == "all by number":
+                T.sync_threads(1)
+            elif between == "in a loop":
+                for _ in T.serial(2):
+                    T.sync_threads()
+            if t < 64:
+                other[t] = Y[t] * 2
+                T.sync_threads(1, 128)
+                Y[t] = other[127 - t]
+            elif t >= 192:
+                other[t - 128] = Y[t] * 2
+                T.sync_threads(1, 128)
+                Y[t] = other[255 - t]
+
+    return main
+
+
+@pytest.mark.parametrize("between", ["all", "all by number"])
+@pytest.mark.parametrize("target", ["llvm", *TARGETS])
+def test_a_barrier_is_filled_by_others_once_all_threads_have_met(target, between):
+    """It was refused, though who waited there has gone on by then (TC104)."""
+    x = RNG.standard_normal(256).astype(np.float32)
+    y, func = np.zeros_like(x), in_other_numbers(between)
+    if target == "llvm":
+        run(func, x, y)
+        oracle, y = y, np.zeros_like(x)
+        runtime.load(compile(func))(x, y)
+        np.testing.assert_array_equal(oracle, y)
+    else:
+        run_emulated(func, target, [x, y], ALL_SCHEDULES)
+    wanted = x[::-1].copy()
+    wanted[:64], wanted[192:] = 2 * x[:64], 2 * x[192:]
+    np.testing.assert_array_equal(y, wanted)
+
+
+@pytest.mark.parametrize("between", ["", "in a loop"])
+def test_a_barrier_that_may_be_in_use_is_filled_by_one_number_of_threads(between):
+    with pytest.raises(ScopeError, match="expected 256 threads as elsewhere, found 128") as caught:
+        in_other_numbers(between)
+    assert caught.value.span.line
+
+
+def test_a_barrier_that_some_leave_at_once_is_filled_by_one_number_of_threads():
+    def arriving(count):
+        @T.prim_func
+        def main(Y: T.Tensor((128,), "float32")):
+            with T.Kernel(1, threads=128):
+                t = T.get_thread_binding()
+                if t < 64:
+                    T.named_barrier_arrive(1, 128)
+                T.sync_threads()
+                if t < 64:
+                    T.sync_threads(1, count)
+                Y[t] = 1.0
+
+        return main
+
+    with pytest.raises(ScopeError, match="expected 128 threads as elsewhere, found 64"):
+        arriving(64)
+
+
+def quarters(*, turns, is_shared):
+    """All 256 threads come to a barrier of 128, the first quarter of them is read by the last."""
+
+    @T.prim_func
+    def main(X: T.Tensor((256,), "float32"), Y: T.Tensor((256,), "float32")):
+        with T.Kernel(1, threads=256):
+            t = T.get_thread_binding()
+            tile = T.alloc_shared((256,), "float32")
+            for _ in T.serial(turns):
+                if is_shared:
+                    tile[t] = X[t]
+                T.sync_threads(1, 128)
+            if is_shared:
+                Y[t] = tile[255 - t]
+            else:
+                Y[t] = X[t] + 1
+
+    return main
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+def test_threads_who_fill_a_barrier_more_than_once_are_not_at_fault(turns):
+    """TC308 said that 256 threads came to a barrier of 128: four warps go on as four come."""
+    x = RNG.standard_normal(256).astype(np.float32)
+    y = np.zeros_like(x)
+    run_emulated(quarters(turns=turns, is_shared=False), "sm_80", [x, y], ALL_SCHEDULES)
+    np.testing.assert_array_equal(y, x + 1)
+    with pytest.raises(OrderFault, match=r"race: .* nothing orders them"):
+        run_emulated(quarters(turns=turns, is_shared=True), "sm_80", [x, y])
+
+
+def test_threads_whom_no_barrier_stands_between_may_fill_a_barrier_for_each_other():
+    """Two branches of 128 threads meet at one barrier of 128: any four warps go on."""
+
+    def main(*, is_apart):
+        @T.prim_func
+        def main(X: T.Tensor((256,), "float32"), Y: T.Tensor((256,), "float32")):
+            with T.Kernel(1, threads=256):
+                t = T.get_thread_binding()
+                tile = T.alloc_shared((256,), "float32")
+                if t < 128:
+                    tile[t] = X[t]
+                    if t < 64:
+                        T.sync_threads(1, 128)
+                    else:
+                        T.sync_threads(1, 128)
+                    Y[t] = tile[127 - t]
+                if is_apart:
+                    T.sync_threads()
+                if t >= 128:
+                    tile[t] = X[t]
+                    if t < 192:
+                        T.sync_threads(1, 128)
+                    else:
+                        T.sync_threads(1, 128)
+                    Y[t] = tile[383 - t]
+
+        return main
+
+    x = RNG.standard_normal(256).astype(np.float32)
+    y = np.zeros_like(x)
+    run_emulated(main(is_apart=True), "sm_80", [x, y], ALL_SCHEDULES)
+    np.testing.assert_array_equal(y, np.concatenate([x[127::-1], x[:127:-1]]))
+    with pytest.raises(OrderFault, match="that a barrier of 128 was full before"):
+        run_emulated(main(is_apart=False), "sm_80", [x, y])

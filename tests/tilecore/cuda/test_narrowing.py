@@ -80,3 +80,45 @@ def test_neighbours_are_narrowed_at_once(dtype, target):
         (features,) = read_features(cubin.data, source.arch).values()
         assert features.opcodes["F2FP"] == 16
         assert "F2F" not in features.opcodes
+
+
+@pytest.mark.parametrize("target", ["sm_75", "sm_80", "h100"])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz"])
+@pytest.mark.parametrize("wide", ["float32", "float16"])
+def test_every_8_bit_float_is_widened_exactly(wide, dtype, target):
+    @T.prim_func
+    def main(X: T.Tensor((256,), dtype), Y: T.Tensor((256,), wide)):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(256):
+                Y[i] = X[i]
+
+    x = np.arange(256, dtype=np.uint8).view(getattr(ml_dtypes, dtype))
+    y = np.zeros(256, wide)
+    run_emulated(main, target, [x, y])
+    wanted = x.astype(wide)
+    np.testing.assert_array_equal(y, wanted)
+    is_number = ~np.isnan(wanted)
+    np.testing.assert_array_equal(np.signbit(y)[is_number], np.signbit(wanted)[is_number])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "arch", "most"),
+    [
+        ("float8_e4m3fn", "sm_90a", 100),
+        ("float8_e5m2", "sm_90a", 100),
+        ("float8_e4m3fn", "sm_80", 220),
+    ],
+)
+def test_8_bit_floats_are_widened_by_few_instructions(dtype, arch, most):
+    """Sixteen of float8_e4m3fn took 216 instructions for an H100, which has one for it."""
+
+    @T.prim_func
+    def main(X: T.Tensor((4096,), dtype), Y: T.Tensor((4096,), "float16")):
+        with T.Kernel(2, threads=128) as bx:
+            for i in T.Parallel(2048):
+                Y[bx * 2048 + i] = X[bx * 2048 + i]
+
+    source = lowered(main, arch)[2]
+    (found,) = read_features(compile_cuda(source.text, arch).data, arch).values()
+    assert found.instructions <= most
+    assert "I2F" not in found.opcodes

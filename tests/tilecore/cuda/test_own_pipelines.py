@@ -223,7 +223,7 @@ def test_updates_by_tiles_are_instructions_of_the_accelerator():
     assert "tc_atomic_add" not in source.text
 
 
-def test_a_tensor_that_is_read_too_is_updated_element_by_element():
+def test_a_tensor_that_is_read_too_is_updated_by_threads():
     """What the accelerator adds is under way while the block goes on."""
 
     @T.prim_func
@@ -238,7 +238,7 @@ def test_a_tensor_that_is_read_too_is_updated_element_by_element():
     plan, _, source = lowered(main, "h100")
     (launch,) = plan.launches.values()
     assert not launch.updates
-    assert "tc_atomic_add_float32" in source.text
+    assert "tc_atomic_add4_float32" in source.text
 
 
 def test_what_a_loop_only_reads_is_waited_for_before_it():

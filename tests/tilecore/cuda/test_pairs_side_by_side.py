@@ -149,7 +149,7 @@ def test_groups_are_what_the_program_says(form, size, dtype, rows, columns, targ
         ("some", 3, "float32", True, False),
         ("one differs", 2, "float32", True, False),
         ("read again", 2, "float32", False, False),
-        ("twice", 2, "float32", True, False),
+        ("twice", 2, "float32", True, True),
         ("written out", 5, "float32", False, False),  # more than one instruction moves
     ],
 )

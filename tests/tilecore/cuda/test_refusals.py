@@ -28,7 +28,7 @@ Make = Callable[[], object]
 def refused(make: Make, target: str) -> TileError:
     """Return the error of a program, traced or lowered, which names its place."""
     with pytest.raises(TileError) as found:
-        lowered(make(), target)  # type: ignore[arg-type]
+        lowered(make(), target)
     assert found.value.span is not None
     assert found.value.span.file == __file__
     return found.value

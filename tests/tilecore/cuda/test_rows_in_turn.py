@@ -115,3 +115,80 @@ def test_rows_around_are_added(rows, columns, taps, dtype, target):
 def test_few_rows_of_a_tensor_move_by_16_bytes():
     text = lowered(stencil(16, 64, 3, "float16"), "h100")[2].text.rpartition('extern "C"')[2]
     assert text.count("tc_copy_16((&(X") == 3
+
+
+def squared(rows, columns, part, shift=0, dtype="float16"):
+    """Return a program that multiplies a fragment and adds up its squares, ``part`` at a time."""
+
+    @T.prim_func
+    def main(
+        X: T.Tensor((rows, columns), dtype), Y: T.Tensor((16, columns), dtype),
+        C: T.Tensor((rows, 16), "float32"), S: T.Tensor((rows,), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=64):
+            x = T.alloc_fragment((rows, columns), dtype)
+            y = T.alloc_shared((16, columns), dtype)
+            sums = T.alloc_fragment((rows, 16), "float32")
+            parts = T.alloc_fragment((rows, part), "float32")
+            total = T.alloc_fragment((rows,), "float32")
+            T.copy(X, x)
+            T.copy(Y, y)
+            T.clear(parts)
+            for step in T.serial(columns // part):
+                for i, j in T.Parallel(rows, part):
+                    if step * part + j + shift < columns:
+                        one = T.cast(x[i, step * part + j + shift], "float32")
+                        parts[i, j] += one * one
+            T.gemm(x, y, sums, transpose_B=True, clear_accum=True)
+            T.reduce_sum(parts, total, dim=1)
+            T.copy(sums, C)
+            T.copy(total, S)
+
+    return main
+
+
+@pytest.mark.few(3)
+@pytest.mark.covering
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("part", [1, 2, 4, 6, 8, 16, 32])
+@pytest.mark.parametrize("shift", [0, 1, 4])
+@pytest.mark.parametrize(("rows", "columns"), [(32, 96), (64, 192)])
+def test_columns_of_an_operand_are_squared(rows, columns, shift, part, dtype, target):
+    func = squared(rows, columns, part, shift, dtype)
+    rng = np.random.default_rng(part)
+    x, y = (rng.integers(-3, 4, (n, columns)).astype(dtype) for n in (rows, 16))
+    c, s = np.zeros((rows, 16), np.float32), np.zeros(rows, np.float32)
+    run_emulated(func, target, [x, y, c, s], (LATE, Schedule(seed=3)))
+    wide = x.astype(np.float64)
+    np.testing.assert_array_equal(c, wide @ y.astype(np.float64).T)
+    np.testing.assert_array_equal(s, (wide[:, shift:] ** 2).sum(1))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "part", "shift", "is_held"),
+    [
+        ("float16", 8, 0, True),  # pairs of two columns, of four threads
+        ("float16", 16, 0, True),
+        ("float16", 32, 0, True),
+        ("float16", 96, 0, True),
+        ("float16", 2, 0, False),  # another thread at each turn
+        ("float16", 6, 0, False),
+        ("float16", 8, 1, False),
+        ("float32", 4, 0, True),
+        ("float32", 8, 0, True),
+    ],
+)
+def test_columns_by_steps_that_threads_have_alike_stay_in_registers(dtype, part, shift, is_held):
+    (launch,) = lowered(squared(64, 96, part, shift, dtype), "sm_80")[0].launches.values()
+    kept = [note for note in launch.notes if note.startswith("x: kept in shared memory")]
+    assert (not kept) is is_held
+
+
+@pytest.mark.parametrize(("columns", "is_written_out"), [(8 * 64, True), (8 * 65, False)])
+def test_loops_that_pick_registers_are_written_out(columns, is_written_out):
+    """By a number that is only known as it runs no register is named: memory would hold them."""
+    lines = lowered(squared(32, columns, 8), "sm_80")[2].text.splitlines()
+    loops = [n for n, line in enumerate(lines) if f" < {columns // 8}; ++" in line]
+    assert loops
+    assert all("#pragma unroll" in lines[n - 1] for n in loops) is is_written_out

@@ -79,3 +79,47 @@ def test_what_a_loop_writes_and_reads_stays_single():
     b = np.zeros_like(a)
     run_emulated(main, "h100", [a, b], (LATE,))
     np.testing.assert_array_equal(b, 1 + np.cumsum(a, axis=1))
+
+
+def test_rows_that_a_variable_names_move_at_once():
+    """What a thread gathers by an index that it keeps, as producers of sparse attention do."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((40, 64), "float16"), rows: T.Tensor((32,), "int32"),
+        B: T.Tensor((32, 64), "float16"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=256):
+            tx = T.get_thread_binding()
+            row = T.alloc_var("int32")
+            row = rows[tx // 8]
+            row += 2
+            for k in T.vectorized(8):
+                B[tx // 8, tx % 8 * 8 + k] = A[row, tx % 8 * 8 + k]
+
+    kernel = lowered(main, "h100")[2].text.rpartition('extern "C"')[2]
+    assert kernel.count("tc_copy_16(") == 2
+    rng = np.random.default_rng(0)
+    a, names = rng.integers(-9, 9, (40, 64)).astype(np.float16), rng.integers(0, 38, 32, np.int32)
+    b = np.zeros((32, 64), np.float16)
+    run_emulated(main, "h100", [a, names, b], ALL_SCHEDULES)
+    np.testing.assert_array_equal(b, a[names + 2])
+
+
+def test_a_variable_that_the_loop_changes_names_each_element():
+    @T.prim_func
+    def main(A: T.Tensor((40, 64), "float16"), B: T.Tensor((32, 64), "float16")):
+        with T.Kernel(1, threads=32):
+            row = T.alloc_var("int32")
+            row = 7
+            for i, j in T.Parallel(32, 64):
+                row = i
+                if j > 3:
+                    row = i + 3
+                B[i, j] = A[row, j]
+
+    a = np.random.default_rng(0).integers(-9, 9, (40, 64)).astype(np.float16)
+    b = np.zeros((32, 64), np.float16)
+    run_emulated(main, "h100", [a, b], ALL_SCHEDULES)
+    wanted = a[np.arange(32)[:, None] + np.where(np.arange(64) > 3, 3, 0), np.arange(64)]
+    np.testing.assert_array_equal(b, wanted)

@@ -7,12 +7,14 @@ threads; accesses of shared memory that no barrier orders are errors. Nothing he
 import dataclasses
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+import tilecore
 import tilecore.language as T
 from tests.tilecore.cuda.emulated import lowered, run_emulated
 from tests.tilecore.cuda.tile_programs import attention, gemm
@@ -23,8 +25,10 @@ from tilecore.errors import EmulationError, InvalidConfig, UnsupportedOnTarget
 from tilecore.gpu_compiler import plan_gpu
 from tilecore.inference.gpu.banks import bank_uses, conflict_ways, offsets
 from tilecore.inference.gpu.plan import SharedLayout
+from tilecore.inference.gpu.registers import SPILLED
 from tilecore.ir.analysis import output_positions
 from tilecore.ir.substitute import Rebuilder
+from tilecore.jit_compile import SpilledRegisters
 from tilecore.kernels import KERNELS
 from tilecore.lowering.cuda.memory import shared_offset
 from tilecore.target import parse_target
@@ -263,6 +267,81 @@ def test_fragments_that_no_registers_hold_are_named():
     assert note.endswith("(1/2 of the tile fits)")
 
 
+def two_sums(threads):
+    """Two products of one loop, 256 by 128 each."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((256, 256), "float16"), B: T.Tensor((256, 256), "float16"),
+        C: T.Tensor((512, 128), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=threads):
+            a = T.alloc_shared((256, 32), "float16")
+            b = T.alloc_shared((32, 128), "float16")
+            d = T.alloc_shared((32, 128), "float16")
+            first = T.alloc_fragment((256, 128), "float32")
+            second = T.alloc_fragment((256, 128), "float32")
+            T.clear(first)
+            T.clear(second)
+            for k in T.serial(8):
+                T.copy(A[0, k * 32], a)
+                T.copy(B[k * 32, 0], b)
+                T.copy(B[k * 32, 128], d)
+                T.gemm(a, b, first)
+                T.gemm(a, d, second)
+            T.copy(first, C[0:256, 0:128])
+            T.copy(second, C[256:512, 0:128])
+
+    return main
+
+
+@pytest.mark.parametrize("target", ["a100", "h100"])
+def test_fragments_for_which_registers_do_not_suffice_together_are_named(target):
+    """Each of them fits alone, so nothing was said of them."""
+    with pytest.warns(SpilledRegisters, match="first 128, second 128; threads=512 can") as caught:
+        kernel = tilecore.compile(two_sums(256), target=target)
+    assert caught[0].filename == __file__
+    (note,) = [n for n in kernel.explain().splitlines() if SPILLED in n]
+    assert "of at most" not in kernel.explain()
+    size = kernel.artifact.manifest.resources["spill_bytes"]
+    assert note.startswith(f"main_kernel: {size} B of registers a thread")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kernel = tilecore.compile(
+            gemm(256, 256, 64, (64, 64, 32), 2, "float16", "float16"), target=target
+        )
+    assert kernel.artifact.manifest.resources["spill_bytes"] == 0
+    assert SPILLED not in kernel.explain()
+
+
+@pytest.mark.parametrize("target", ["sm_75", "a100"])
+def test_no_registers_are_left_for_a_second_block_where_fragments_take_them(target):
+    """ptxas gave each of 512 threads 64 registers, and kept 6,380 B of them in memory."""
+    _, _, source = lowered(two_sums(512), target)
+    assert "__launch_bounds__(512, 1)" in source.text
+    made = compile_cuda(source.text, source.arch)
+    assert made.registers == 128
+    free = compile_cuda(source.text.replace("(512, 1)", "(512)"), source.arch)
+    assert made.spills < free.spills
+    _, _, source = lowered(gemm(64, 64, 64, (64, 64, 32), 2, "float16", "float16"), target)
+    assert "__launch_bounds__(128)" in source.text
+
+
+def test_programs_say_how_many_blocks_registers_are_for():
+    @T.prim_func
+    def main(A: T.Tensor((1024,), "float32"), B: T.Tensor((1024,), "float32")):
+        with T.Kernel(8, threads=128) as bx:
+            T.annotate_min_blocks_per_sm(2)
+            for i in T.Parallel(128):
+                B[bx * 128 + i] = A[bx * 128 + i] * 2
+
+    a = np.arange(1024, dtype=np.float32)
+    b = np.zeros_like(a)
+    run_emulated(main, "h100", [a, b])
+    np.testing.assert_array_equal(b, 2 * a)
+    assert "__launch_bounds__(128, 2)" in lowered(main, "h100")[2].text
+
+
 def test_tiles_that_would_fit_are_named():
     def hint(block, target):
         func = gemm(512, 512, 512, block, 0, "float16", "float16")
@@ -417,6 +496,7 @@ def test_columns_of_a_row_major_tile_conflict():
             T.copy(A, tile)
             for i, j in T.Parallel(32, 64):
                 B[i, j] = tile[j, i]
+            B[0, 0] = tile[0, 0]  # outside of nests: else it were swizzled
 
     plan, _, _ = lowered(main, "sm_80")
     (launch,) = plan.launches.values()

@@ -9,7 +9,8 @@ wide accesses as measured in Jia et al., "Dissecting the NVIDIA Volta GPU Archit
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,6 +20,7 @@ from tilecore.inference.gpu.distribution import Table
 from tilecore.inference.gpu.places import points
 from tilecore.inference.gpu.plan import CHUNK_BYTES, GpuLaunchPlan, NestPlan, SharedLayout
 from tilecore.inference.gpu.scaled import rows_of_lanes
+from tilecore.inference.gpu.shared import layout_in, swizzle_of
 from tilecore.ir.evaluate import Evaluator
 from tilecore.ir.expr import Expr, Var, const
 from tilecore.ir.nodes import Buffer, Gemm, Stmt
@@ -28,6 +30,7 @@ from tilecore.ir.visitor import has_loads, walk_expr
 
 BANKS, WORD, PART, WARP = 32, 4, 128, 32
 MATRIX_ROWS = 8  # of 16 bytes
+RELIEF = 1.25  # how much sooner accesses are over for which a tile is swizzled
 HASHED = np.int64(1_000_003)  # powers of which tell lists of steps apart
 
 
@@ -58,10 +61,49 @@ def bank_uses(plan: GpuLaunchPlan) -> list[BankUse]:
     ]
     for gemm in plan.gemms.values():
         for region, operand in ((gemm.stmt.a, gemm.a), (gemm.stmt.b, gemm.b)):
-            if operand.source == "ldmatrix":
-                ways = _of_matrices(plan.shared[region.buffer.root])
+            layout = layout_in(plan.shared, region.buffer)
+            if operand.source == "ldmatrix" and layout is not None:
+                ways = _of_matrices(layout)
                 found.append(BankUse(gemm.stmt, region.buffer, False, CHUNK_BYTES, ways))
         found += _of_factors(gemm.stmt, plan.shared)
+    return found
+
+
+def crossed(nests: Mapping[Stmt, NestPlan], tiles: Iterable[Buffer]) -> set[Buffer]:
+    """Return those of ``tiles`` whose accesses take longer row by row than swizzled.
+
+    By the swizzle that they would have (``shared.swizzle_of``), and by a fourth at least.
+    """
+    plain = {
+        tile: SharedLayout(shape, tile.dtype.itemsize, 0, shape[-1])
+        for tile in tiles
+        if (shape := tile.static_shape) is not None and len(shape) > 1
+    }
+    found = _passes_of(nests, plain)
+    met = {tile for tile, (taken, ideal) in found.items() if taken > ideal}
+    swizzled = {
+        tile: replace(plain[tile], swizzle_bytes=width)
+        for tile in met
+        if (width := swizzle_of(plain[tile].shape[-1] * plain[tile].itemsize))
+    }
+    turned = _passes_of(nests, swizzled)
+    return {tile for tile in swizzled if turned[tile][0] * RELIEF <= found[tile][0]}
+
+
+def _passes_of(
+    nests: Mapping[Stmt, NestPlan], layouts: Mapping[Buffer, SharedLayout]
+) -> dict[Buffer, tuple[float, float]]:
+    """Return (how long the accesses of each tile take, how long without conflicts)."""
+    found: dict[Buffer, tuple[float, float]] = {}
+    for stmt, nest in nests.items():
+        if not any(access.buffer.root in layouts for access in nest.points.accesses):
+            continue
+        for use in _of_nest(stmt, nest, layouts):
+            lanes = use.bytes_per_lane // use.buffer.dtype.itemsize
+            moved = math.prod(nest.points.shape) // lanes * max(use.bytes_per_lane, WORD)
+            tile = use.buffer.root
+            taken, ideal = found.get(tile, (0.0, 0.0))
+            found[tile] = (taken + use.ways * moved, ideal + moved)
     return found
 
 
@@ -79,9 +121,11 @@ def explain_conflicts(uses: Sequence[BankUse]) -> list[str]:
 def offsets(layout: SharedLayout, indices: Sequence[Table]) -> Table:
     """Return where elements lie within one copy of a tile (see ``SharedLayout``)."""
     row: Table = np.zeros_like(np.asarray(indices[-1]))
-    for extent, index in zip(layout.shape[:-1], indices[:-1], strict=True):
+    for extent, index in zip((layout.seen_as or layout.shape)[:-1], indices[:-1], strict=True):
         row = row * extent + index
     column = np.asarray(indices[-1])
+    if layout.seen_as is not None:
+        row, column = np.divmod(row * layout.seen_as[-1] + column, layout.shape[-1])
     if not layout.swizzle_bytes:
         return row * layout.leading + column
     width, chunk = layout.swizzle_bytes // layout.itemsize, CHUNK_BYTES // layout.itemsize
@@ -99,7 +143,7 @@ def _of_nest(
 ) -> Iterator[BankUse]:
     names = nest.points.names
     for number, access in enumerate(nest.points.accesses):
-        layout = shared.get(access.buffer)
+        layout = layout_in(shared, access.buffer)
         if layout is None or not access.indices:
             continue
         if nest.matrices is not None and number == nest.matrices.access:
@@ -204,7 +248,7 @@ def _of_factors(gemm: Gemm, shared: Mapping[Buffer, SharedLayout]) -> Iterator[B
 
 
 def _of_matrices(layout: SharedLayout) -> float:
-    if len(layout.shape) < 2:  # a row that all rows of a matrix are
+    if len(layout.seen_as or layout.shape) < 2:  # a row that all rows of a matrix are
         return 1.0
     return _of_rows(replace(layout, stages=1, offset_bytes=0))
 
@@ -216,12 +260,13 @@ def _of_rows(layout: SharedLayout) -> float:
     Those below it lie the same way, and so do panels side by side: swizzles repeat after 8 rows,
     and a step of whole words turns all banks alike.
     """
-    rows, columns = layout.shape[-2], layout.shape[-1]
+    shape = layout.seen_as or layout.shape
+    rows, columns = shape[-2], shape[-1]
     chunk = CHUNK_BYTES // layout.itemsize
     if rows % MATRIX_ROWS == 0 and columns % chunk == 0:
         rows = MATRIX_ROWS
         columns = min(columns, layout.swizzle_bytes // layout.itemsize or chunk)
     row, column = np.meshgrid(np.arange(rows), np.arange(0, columns, chunk), indexing="ij")
-    leading = [np.zeros_like(row)] * (len(layout.shape) - 2)
+    leading = [np.zeros_like(row)] * (len(shape) - 2)
     address = offsets(layout, [*leading, row, column]) * layout.itemsize
     return conflict_ways(address, np.ones_like(address, bool), CHUNK_BYTES)

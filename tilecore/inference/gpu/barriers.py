@@ -74,7 +74,7 @@ class Barriers:
         self.has_waits = waits(launch.body)
         self.left: list[Touched] = []  # of each loop around: where its turns are left early
         self.under_way = UnderWay()
-        self.ahead = {id(c) for p in pipelines.values() for c in p.copies}
+        self.ahead = {id(s) for p in pipelines.values() for s in p.ahead}
         self.until = dict(waited_for(launch.body, loads))
         self.before: set[Stmt] = set()
         self.ends: set[Stmt] = set()
@@ -276,9 +276,8 @@ class Barriers:
         pipeline = self.pipelines.get(stmt)
         if pipeline is not None and not pipeline.boxes:
             filled = frozenset(
-                Touch(b, True, self.teams.team_around(c))
-                for c in pipeline.copies
-                for b in writes(c)
+                Touch(tile, True, self.teams.team_around(s))
+                for s, tile in zip(pipeline.ahead, pipeline.tiles, strict=True)
             )
             touched = self._touch(stmt, own.union(Touched(written=filled)), touched)
             # All copies have been waited for where the last turn begins.

@@ -53,6 +53,8 @@ def with_boxes(
     threads = math.prod(int_value(t) or 0 for t in launch.threads)
     if launch.thread_vars or not flat or threads % WARP:
         return plain
+    if any(p.gathers for p in pipelines.values()):
+        return plain
     if threads + PRODUCER_THREADS > target.threads_per_block:
         return plain
     made: dict[Stmt, Pipeline] = {}

@@ -463,5 +463,5 @@ def nest_plan(points: Points, distribution: Distribution, fragments: Fragments) 
             lanes //= 2
         wide = wide_accesses(points, loop, lanes)
         if wide and (lanes > best.lanes or not best.wide):
-            best = NestPlan(points, distribution, lanes, loop, wide)
+            best = NestPlan(points, distribution, lanes, wide)
     return best

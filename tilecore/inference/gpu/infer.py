@@ -10,6 +10,7 @@ from tilecore.amd_target import AmdTarget
 from tilecore.errors import UnsupportedOnTarget
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference import layouts
+from tilecore.inference.gpu.banks import crossed
 from tilecore.inference.gpu.barriers import Barriers
 from tilecore.inference.gpu.boxes import running_stores
 from tilecore.inference.gpu.distribution import Distribution
@@ -85,9 +86,9 @@ def _plan(launch: KernelLaunch, target: GpuTarget, options: GpuOptions) -> GpuLa
     check_pairs(launch, target, tensor, options)
     _share_between_teams(launch, teams, fragments)
     viewed = {t.base for t in tiles if t.base is not None and not keeps_rows(t)}
-    viewed |= {s.src.buffer for s in walk(launch.body) if isinstance(s, nodes.ChunkCopy)}
-    work = _share_out(launch, teams, target, fragments, options, viewed, tensor)
-    memory = _needs(launch, tiles, viewed, teams, target, fragments, work, tensor).fit(
+    plain = {s.src.buffer.root for s in walk(launch.body) if isinstance(s, nodes.ChunkCopy)}
+    work = _share_out(launch, teams, target, fragments, options, plain, tensor)
+    memory = _needs(launch, tiles, viewed, plain, teams, target, fragments, work, tensor).fit(
         find_pipelines(launch, work.nests, target)
     )
     _check_single_copies(launch, teams, memory, target)
@@ -191,7 +192,7 @@ def _share_out(
     target: GpuTarget,
     fragments: Fragments,
     options: GpuOptions,
-    viewed: Set[Buffer],
+    plain: Set[Buffer],
     tensor: TensorMemory,
 ) -> _Work:
     """Return how the threads run what they share; anew for each fragment that finds no place."""
@@ -199,7 +200,7 @@ def _share_out(
     statements = [p for p in found if p.stmt not in tensor.transfers]
     while True:
         before = len(fragments.shared)
-        gemms = _products(launch, teams, target, fragments, options, viewed, tensor)
+        gemms = _products(launch, teams, target, fragments, options, plain, tensor)
         nests: dict[Stmt, NestPlan] = {}
         held: dict[Buffer, Distribution] = {}
         for team in (teams.whole, *teams.all):
@@ -213,13 +214,14 @@ def _share_out(
             nests |= distribute(mine, products, own, moved)
             held |= own.held
         if len(fragments.shared) == before:
-            return _Work(statements, gemms, nests | wide_loops(launch), held)
+            return _Work(statements, gemms, nests | wide_loops(launch, target), held)
 
 
 def _needs(
     launch: KernelLaunch,
     tiles: list[Buffer],
     viewed: Set[Buffer],
+    plain: Set[Buffer],
     teams: Teams,
     target: GpuTarget,
     fragments: Fragments,
@@ -228,16 +230,34 @@ def _needs(
 ) -> Needs:
     """Return what of a launch wants shared memory."""
     gemms, nests = tuple(work.gemms.values()), tuple(work.nests.values())
+    here = tuple(
+        t for t in tiles if t.base is None and t not in tensor.tiles and _in_shared(t, fragments)
+    )
     return Needs(
-        launch=launch, target=target, teams=teams, nests=nests, gemms=gemms,
-        tiles=tuple(
-            t for t in tiles
-            if t.base is None and t not in tensor.tiles and _in_shared(t, fragments)
-        ),
-        viewed=frozenset(viewed),
+        launch=launch, target=target, teams=teams, nests=nests, gemms=gemms, tiles=here,
+        viewed=frozenset(viewed), plain=frozenset(plain),
         staging=frozenset(_staging(work.statements, gemms, tensor) | _moved_as_matrices(nests)),
+        crossed=frozenset(crossed(work.nests, _of_nests_alone(launch, here, plain))),
         tensor_words=tensor.words(gemms) + counted_words(launch), outside=tensor.notes,
     )  # fmt: skip
+
+
+def _of_nests_alone(
+    launch: KernelLaunch, tiles: Iterable[Buffer], plain: Set[Buffer]
+) -> Iterator[Buffer]:
+    """Yield the tiles that only statements touch whose points the threads share out."""
+    outside = accessed_outside_points(launch.body) | plain
+    for stmt in walk(launch.body):
+        if isinstance(stmt, nodes.ClusterCopy):
+            outside |= buffers_of(stmt)
+        elif not isinstance(stmt, (nodes.Copy, nodes.Fill, nodes.Reduce, nodes.Scan)):
+            outside |= {region.buffer for region in regions(stmt)}
+        elif isinstance(stmt, nodes.Copy) and stmt.barrier is not None:
+            outside.add(stmt.dst.buffer)
+    roots = {buffer.root for buffer in outside}
+    for tile in tiles:
+        if tile not in roots and tile.arrive_counts is None and not tile.dtype.is_packed:
+            yield tile
 
 
 def _check_single_copies(
@@ -311,7 +331,7 @@ def _statements(stmt: Stmt, context: Context, target: GpuTarget) -> Iterator[Poi
         return
     points = points_of(stmt, context)
     if points is not None:
-        yield points
+        yield replace(points, added_bytes=target.added_bytes)
         return
     if isinstance(stmt, (nodes.Parallel, nodes.Copy, nodes.Fill, nodes.Reduce, nodes.Scan)):
         raise UnsupportedOnTarget(
@@ -343,7 +363,7 @@ def _products(
     target: GpuTarget,
     fragments: Fragments,
     options: GpuOptions,
-    viewed: Set[Buffer],
+    plain: Set[Buffer],
     tensor: TensorMemory,
 ) -> dict[Stmt, GemmPlan]:
     """Return the plan of each product; operands of fma lie in shared memory."""
@@ -355,7 +375,7 @@ def _products(
         if stmt.c.buffer in tensor.tiles:
             plan = plan_tensor_product(stmt, team)
         else:
-            plan = _plan_of_warps(stmt, team, target, held, options, viewed)
+            plan = _plan_of_warps(stmt, team, target, held, options, plain)
         if plan.kind == "fma":
             for region, is_held in ((stmt.a, held[0]), (stmt.b, held[1])):
                 if is_held:
@@ -377,7 +397,7 @@ def _plan_of_warps(
     target: GpuTarget,
     held: tuple[bool, bool, bool],
     options: GpuOptions,
-    viewed: Set[Buffer],
+    plain: Set[Buffer],
 ) -> GemmPlan:
     """Return the plan of a product with sums in registers."""
     if gemm.in_lanes:
@@ -391,7 +411,7 @@ def _plan_of_warps(
         return plan_mfma(gemm, team, target, held)
     if target.multiplies_by_quads:
         return plan_quads(gemm, team, target, held)
-    return plan_gemm(gemm, team, target, held, options, viewed)
+    return plan_gemm(gemm, team, target, held, options, plain)
 
 
 def _held(gemm: Gemm, fragments: Fragments) -> tuple[bool, bool, bool]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tilecore.inference.uses import Context
+from tilecore.inference.uses import Context, enter
 from tilecore.ir import nodes
 from tilecore.ir.analysis import kept_axes, written_buffers
 from tilecore.ir.bounds import linear, step_of
@@ -15,7 +15,7 @@ from tilecore.ir.length import LONGEST, length
 from tilecore.ir.nests import copy_nest, fill_nest, shifted
 from tilecore.ir.nodes import Buffer, Copy, Fill, Parallel, Reduce, Scan, Stmt
 from tilecore.ir.substitute import substitute_expr
-from tilecore.ir.visitor import children, distinct, loads, walk, walk_expr
+from tilecore.ir.visitor import children, distinct, expressions, loads, walk, walk_expr
 
 TILE_STATEMENTS = (
     nodes.Copy, nodes.ChunkCopy, nodes.Fill, nodes.Gemm, nodes.Reduce, nodes.Scan, nodes.Parallel,
@@ -49,6 +49,8 @@ class Access:
         always: whether each point does so for which ``under`` holds.
         under: conditions on the indices of points.
         meaning: the indices without the names that the nest gives to values; (): they have none.
+        is_added: whether something is added there atomically, and nobody asks what was there.
+        is_free: whether points may read it that do not ask for it: it surely lies in a shared tile.
     """
 
     buffer: Buffer
@@ -57,6 +59,8 @@ class Access:
     always: bool
     under: tuple[Condition, ...] = ()
     meaning: tuple[Expr, ...] = ()
+    is_added: bool = False
+    is_free: bool = False
 
     @property
     def place(self) -> tuple[Expr, ...]:
@@ -70,7 +74,8 @@ class Points:
 
     ``folded``: the loops (by position) along which points are folded into one. ``limits``: the
     extents that are known only when the kernel runs; ``shape`` has what they do not exceed.
-    ``in_shared``: fragments that are kept in shared memory.
+    ``in_shared``: fragments that are kept in shared memory. ``added_bytes``: how many bytes of
+    neighbours one instruction adds to, by their type.
     """
 
     stmt: Stmt
@@ -82,6 +87,7 @@ class Points:
     nest: Parallel | None = None
     limits: Mapping[int, Expr] = field(default_factory=dict)
     in_shared: frozenset[Buffer] = frozenset()
+    added_bytes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def asked_width(self) -> int:
@@ -120,7 +126,7 @@ def axes_of(access: Access, points: Points) -> dict[int, tuple[int, int]] | None
 def is_contiguous(access: Access, name: Var) -> bool:
     """Return whether an access of memory moves by one element with ``name``."""
     buffer, indices = access.buffer, access.indices
-    if buffer.scope not in ("global", "shared") or not indices:
+    if not indices:
         return False
     if buffer.strides is not None and int_value(buffer.strides[-1]) != 1:
         return False
@@ -156,7 +162,8 @@ def _nest(stmt: Stmt, nest: Parallel, context: Context) -> Points | None:
         if isinstance(inner, nodes.Let):
             names[inner.var] = substitute_expr(inner.value, names)
     stored = frozenset(b.root for b in written_buffers(nest.body))
-    accesses = tuple(_accesses(nest.body, _Where(names, stored=stored)))
+    where = _Where(names, enter(nest, context), stored=stored)
+    accesses = tuple(_accesses(nest.body, where))
     return Points(stmt, nest.loop_vars, known[0], accesses, context, (), nest, known[1])
 
 
@@ -207,11 +214,13 @@ class _Where:
     Attributes:
         names: what the nest gives names to.
         always: whether all do for which ``under`` holds (``Access``).
-        under: conditions of indices, and of what tensors hold that the nest does not write.
+        under: conditions of indices, and of what memory holds that the nest does not write.
         stored: the memory that the nest writes.
+        context: what is known of variables, those of the nest among them.
     """
 
     names: Mapping[Var, Expr]
+    context: Context
     always: bool = True
     under: tuple[Condition, ...] = ()
     stored: frozenset[Buffer] = frozenset()
@@ -227,27 +236,45 @@ class _Where:
     def is_known(self, part: Expr) -> bool:
         """Return whether a part of a condition may be looked at before the points are run.
 
-        Of a tensor that is guarded: other conditions need not hold.
+        Other conditions need not hold then: of a tensor that is guarded, of a tile the element has
+        to be inside.
         """
-        if isinstance(part, Load):
-            return part.buffer.scope == "global" and part.buffer.root not in self.stored
-        return not isinstance(part, Call)
+        if not isinstance(part, Load):
+            return not isinstance(part, Call)
+        buffer = part.buffer
+        if buffer.root in self.stored:
+            return False
+        return buffer.scope == "global" or (
+            buffer.scope == "shared" and self._is_inside(buffer, part.indices)
+        )
+
+    def _is_inside(self, buffer: Buffer, indices: Sequence[Expr]) -> bool:
+        """Return whether an element surely lies in its tile."""
+        shape = buffer.static_shape
+        found = [self.context.bounds(index) for index in indices]
+        return shape is not None and all(
+            bounds is not None and bounds[0] >= 0 and bounds[1] < extent
+            for bounds, extent in zip(found, shape, strict=True)
+        )
 
     def access(self, buffer: Buffer, indices: tuple[Expr, ...], *, is_store: bool) -> Access:
         """Return an access of these points."""
         meaning = tuple(substitute_expr(i, self.names) for i in indices) if self.names else ()
-        return Access(buffer, indices, is_store, self.always, self.under, meaning)
+        is_free = not is_store and buffer.scope == "shared" and self._is_inside(buffer, indices)
+        return Access(buffer, indices, is_store, self.always, self.under, meaning, is_free=is_free)
 
 
 def _accesses(stmt: Stmt, where: _Where) -> Iterator[Access]:
-    for expr in _expressions(stmt):
+    for expr in expressions(stmt):
         yield from _loads(expr, where)
     nowhere = replace(where, always=False)
     match stmt:
         case nodes.Store(buffer=buffer, indices=indices):
             yield where.access(buffer, indices, is_store=True)
         case nodes.Atomic(buffer=buffer, indices=indices, prev=prev):
-            yield Access(buffer, indices, True, False)
+            is_plain = prev is None and stmt.op == "add" and stmt.order == "relaxed"
+            found = (where if is_plain else nowhere).access(buffer, indices, is_store=True)
+            yield replace(found, is_added=is_plain)
             if prev is not None:
                 yield Access(prev, (), True, False)
         case nodes.If(cond=cond, then_body=then, else_body=other):
@@ -260,12 +287,6 @@ def _accesses(stmt: Stmt, where: _Where) -> Iterator[Access]:
         case _:
             for child in children(stmt):
                 yield from _accesses(child, nowhere)
-
-
-def _expressions(stmt: Stmt) -> tuple[Expr, ...]:
-    from tilecore.ir.visitor import expressions
-
-    return tuple(expressions(stmt))
 
 
 def _loads(expr: Expr, where: _Where) -> Iterator[Access]:

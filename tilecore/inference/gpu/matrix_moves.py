@@ -13,6 +13,7 @@ from tilecore.inference.gpu.distribution import Distribution, by_slot, by_thread
 from tilecore.inference.gpu.loops import Access, Points, is_contiguous
 from tilecore.inference.gpu.plan import MatrixMove
 from tilecore.inference.gpu.shared import keeps_rows
+from tilecore.ir.nodes import Buffer
 from tilecore.ir.visitor import has_loads
 
 ROW, COLUMNS = (by_thread(8, 4),), (by_thread(4, 1), by_slot(2, 1))
@@ -62,7 +63,7 @@ def _only_move(points: Points, moves: frozenset[str]) -> int | None:
 
     It stores what registers hold, or loads what a fragment is given.
     """
-    shared = [n for n, a in enumerate(points.accesses) if a.buffer.scope == "shared"]
+    shared = [n for n, a in enumerate(points.accesses) if _lies_in_shared(a.buffer, points)]
     stores = [a for a in points.accesses if a.is_store]
     if len(shared) != 1 or len(stores) != 1:
         return None
@@ -73,10 +74,15 @@ def _only_move(points: Points, moves: frozenset[str]) -> int | None:
         return None
     if ("store" if access.is_store else "load") not in moves:
         return None
-    if not access.is_store and stores[0].buffer.scope != "fragment":
+    target = stores[0].buffer
+    if not access.is_store and (target.scope != "fragment" or target in points.in_shared):
         return None
     is_plain = not any(map(has_loads, access.indices))
     return shared[0] if is_plain else None
+
+
+def _lies_in_shared(buffer: Buffer, points: Points) -> bool:
+    return buffer.scope == "shared" or buffer in points.in_shared
 
 
 def _come_together(distribution: Distribution, slots: int) -> bool:

@@ -8,7 +8,11 @@ from dataclasses import dataclass, field, replace
 from tilecore.errors import InvalidConfig
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.boxes import loads_of, multicasts_of, stores_of, with_boxes
-from tilecore.inference.gpu.pipelining import with_one_tile, without_single_tiles
+from tilecore.inference.gpu.pipelining import (
+    with_one_tile,
+    without_gathers,
+    without_single_tiles,
+)
 from tilecore.inference.gpu.plan import (
     CHUNK_BYTES,
     Box,
@@ -47,9 +51,10 @@ class Memory:
 class Needs:
     """What decides about the shared memory of a launch.
 
-    ``viewed``: tiles that views see in another shape; ``staging``: those that take sums;
-    ``tensor_words``: of 64 bits, which go with tensor memory; ``outside``: why tiles that ask for
-    it do not lie there.
+    ``viewed``: tiles that views see in another shape; ``plain``: those that must lie row by row;
+    ``staging``: those that take sums; ``crossed``: those whose banks are better used where they
+    are swizzled; ``tensor_words``: of 64 bits, which go with tensor memory; ``outside``: why tiles
+    that ask for it do not lie there.
     """
 
     launch: KernelLaunch
@@ -59,7 +64,9 @@ class Needs:
     gemms: tuple[GemmPlan, ...]
     tiles: tuple[Buffer, ...]
     viewed: frozenset[Buffer]
+    plain: frozenset[Buffer]
     staging: frozenset[Buffer]
+    crossed: frozenset[Buffer]
     tensor_words: int = 0
     outside: tuple[str, ...] = ()
 
@@ -70,6 +77,12 @@ class Needs:
             InvalidConfig: a block may not have that much; the hint says what would fit (TC303).
         """
         found = self.place(pipelines)
+        if found.bytes > self.target.shared_per_block and self.crossed:
+            return replace(self, crossed=frozenset()).fit(pipelines)  # swizzles begin further apart
+        if found.bytes > self.target.shared_per_block and any(
+            p.gathers for p in pipelines.values()
+        ):
+            return self.fit(without_gathers(pipelines))
         if found.bytes > self.target.shared_per_block:
             fewer = with_one_tile(found.pipelines)
             found = found if fewer == found.pipelines else self.place(fewer)
@@ -79,8 +92,11 @@ class Needs:
 
     def place(self, pipelines: Mapping[Stmt, Pipeline]) -> Memory:
         """Return the shared memory of a block, whether it fits or not."""
-        stages = {c.dst.buffer: p.stages for p in pipelines.values() for c in p.copies}
-        layouts = lay_out(self.tiles, self.gemms, stages, set(self.viewed), set(self.staging))
+        stages = {tile: p.stages for p in pipelines.values() for tile in p.tiles}
+        swizzled = set(self.staging | self.crossed)
+        layouts = lay_out(
+            self.tiles, self.gemms, stages, set(self.viewed), swizzled, set(self.plain)
+        )
         stores: Mapping[Stmt, Box] = {}
         loads: Mapping[Stmt, Box] = {}
         updates: Mapping[Stmt, BoxUpdate] = {}

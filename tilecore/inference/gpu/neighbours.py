@@ -117,8 +117,9 @@ def _loads(expr: Expr) -> Iterator[Load]:
 
 
 def _stays(load: Load, stored: set[Buffer]) -> bool:
-    """Return whether an element is in memory, and the nest does not write there."""
-    return load.buffer.scope in ("global", "shared") and load.buffer.root not in stored
+    """Return whether an element is in memory, or a variable, and the nest does not write there."""
+    is_seen = load.buffer.scope in ("global", "shared") or load.buffer.is_var
+    return is_seen and load.buffer.root not in stored
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,9 +71,7 @@ def _order(
     """Return the order in which the products overlap, why there is none, or None: not the form."""
     body = pipeline.loop.body
     stmts = body.stmts if isinstance(body, nodes.Seq) else (body,)
-    stmts = tuple(
-        s for s in stmts if s not in pipeline.copies and not isinstance(s, nodes.Annotate)
-    )
+    stmts = tuple(s for s in stmts if s not in pipeline.ahead and not isinstance(s, nodes.Annotate))
     places = [n for n, s in enumerate(stmts) if s in gemms and gemms[s].kind == "wgmma"]
     if len(places) < 2:
         return None
@@ -118,7 +116,7 @@ def _why_not(
         return "not all products are those of warpgroups with sums in registers"
     if any(touched[s].meets(touched[made.last]) for s in made.first):
         return "the first product needs what the last one computes or reads"
-    tiles = {c.dst.buffer for c in pipeline.copies}
+    tiles = set(pipeline.tiles)
     both = (
         tiles
         & touched[made.last].read

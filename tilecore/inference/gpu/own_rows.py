@@ -26,7 +26,7 @@ from tilecore.ir import nodes
 from tilecore.ir.analysis import covers_whole, kept_axes
 from tilecore.ir.named_barriers import MOST, named
 from tilecore.ir.nodes import RESIDENT, Buffer, Copy, KernelLaunch, Stmt
-from tilecore.ir.visitor import buffers_of, flat, walk
+from tilecore.ir.visitor import flat, roots_of, walk
 
 WARPGROUP = 128
 BEFORE = 2  # named barriers: of the block, of the threads that compute
@@ -87,12 +87,8 @@ def _is_alone(
     if not covers_whole(filled.dst) or not covers_whole(stored.src):
         return False
     around = (nodes.Alloc, nodes.Seq, nodes.For, nodes.While, nodes.If)
-    users = [s for s in stmts if not isinstance(s, around) and tile in _roots(s)]
+    users = [s for s in stmts if not isinstance(s, around) and tile in roots_of(s)]
     return len(users) == 2 and {id(u) for u in users} == {id(filled), id(stored)}
-
-
-def _roots(stmt: Stmt) -> set[Buffer]:
-    return {b.root for b in buffers_of(stmt)}
 
 
 def _rows(nest: NestPlan | None, groups: int) -> int | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from tilecore.amd_target import AmdTarget
 from tilecore.gpu_target import GpuTarget
-from tilecore.inference.gpu.plan import NestPlan, Pipeline
+from tilecore.inference.gpu.gathers import expressions_of, gather_of
+from tilecore.inference.gpu.plan import Gather, NestPlan, Pipeline
 from tilecore.ir import nodes
 from tilecore.ir.analysis import covers_whole, pads, reads, writes, written_buffers
 from tilecore.ir.clusters import multiplies_in_pairs
@@ -35,13 +36,18 @@ def find_pipelines(
     for stmt in walk(launch.body):
         if isinstance(stmt, For) and stmt.kind == "pipelined" and not multiplies_in_pairs(stmt):
             stages = int_value(stmt.annotations.get("num_stages", 0)) or 0
-            copies = _copies(stmt, launch, nests)
-            if stages >= (1 if target.has_tma else 2) and copies and int_value(stmt.step) == 1:
+            ahead = _Ahead(stmt, launch, nests)
+            copies = ahead.copies()
+            gathers = () if in_registers or stages < 2 else ahead.gathers()
+            is_any = bool(copies or gathers)
+            if stages >= (1 if target.has_tma else 2) and is_any and int_value(stmt.step) == 1:
                 kept = PREFETCHED if in_registers else stages
-                needed = _lookups(copies, _names(stmt.body, _written(launch)))
                 found[stmt] = Pipeline(
-                    stmt, copies, kept, in_registers=in_registers, lookups=needed
-                )
+                    stmt, copies, kept, in_registers=in_registers, gathers=gathers,
+                    lookups=ahead.lookups((*copies, *gathers)),
+                )  # fmt: skip
+    if target.has_tma and any(p.copies for p in found.values()):  # it brings those, no gathers
+        return without_gathers(found)
     return found
 
 
@@ -66,7 +72,7 @@ def unawaited_copies(
     known = tuple(pipelines)
     if isinstance(target, AmdTarget) or not target.has_cp_async or any(not p.boxes for p in known):
         return frozenset()
-    ahead = {c for p in known for c in p.copies}
+    ahead = {s for p in known for s in p.ahead}
     padded = pads(launch)
     return frozenset(
         s
@@ -84,50 +90,87 @@ def without_single_tiles(pipelines: Mapping[Stmt, Pipeline]) -> dict[Stmt, Pipel
     return {s: p for s, p in pipelines.items() if p.stages > 1 or p.boxes or p.in_registers}
 
 
+def without_gathers(pipelines: Mapping[Stmt, Pipeline]) -> dict[Stmt, Pipeline]:
+    """Return the pipelines of copies alone."""
+    return {s: replace(p, gathers=()) for s, p in pipelines.items() if p.copies}
+
+
 def with_one_tile(pipelines: Mapping[Stmt, Pipeline]) -> dict[Stmt, Pipeline]:
     """Return the pipelines with one tile of each kind, where the next ones wait in registers."""
     return {s: replace(p, stages=1) if p.in_registers else p for s, p in pipelines.items()}
 
 
-def _copies(loop: For, launch: KernelLaunch, nests: Mapping[Stmt, NestPlan]) -> tuple[Copy, ...]:
-    body = loop.body.stmts if isinstance(loop.body, nodes.Seq) else (loop.body,)
-    inside = {b for s in body for b in _touched(s)}
-    outside = _touched_outside(launch.body, loop)
-    written = _written(launch)
-    names = _names(loop.body, written)
-    bound: set[Var | Buffer] = {s.var for s in walk(loop.body) if isinstance(s, nodes.Let)}
-    bound -= names.keys()
-    bound |= {s.buffer for s in walk(loop.body) if isinstance(s, nodes.Alloc)}
-    padded = pads(launch)  # what lies outside becomes 0
-    found: list[Copy] = []
-    seen: set[Buffer] = set()
-    for stmt in body:
-        if (
-            isinstance(stmt, Copy)
-            and stmt.src.buffer not in padded
-            and _may_run_ahead(stmt, nests, bound, written, seen | outside)
-            and sum(stmt.dst.buffer in writes(s) for s in walk(loop.body)) == 1
-        ):
-            found.append(stmt)
-        seen |= {b.root for b in _touched(stmt)}
-    assert inside >= {c.dst.buffer for c in found}
-    return tuple(found)
+class _Ahead:
+    """What of a loop may run ahead of its iterations."""
 
+    def __init__(self, loop: For, launch: KernelLaunch, nests: Mapping[Stmt, NestPlan]) -> None:
+        self.loop, self.nests = loop, nests
+        self.body = loop.body.stmts if isinstance(loop.body, nodes.Seq) else (loop.body,)
+        self.written = _written(launch)
+        self.padded = pads(launch)  # what lies outside becomes 0
+        self.names = _names(loop.body, self.written)
+        inside = list(walk(loop.body))
+        self.filled = [b for s in inside for b in writes(s)]
+        self.bound: set[Var | Buffer] = {s.var for s in inside if isinstance(s, nodes.Let)}
+        self.bound -= self.names.keys()
+        self.bound |= {s.buffer for s in inside if isinstance(s, nodes.Alloc)}
+        self.touched = _touched_outside(launch.body, loop)
 
-def _may_run_ahead(
-    copy: Copy,
-    nests: Mapping[Stmt, NestPlan],
-    bound: set[Var | Buffer],
-    written: set[Buffer],
-    touched: set[Buffer],
-) -> bool:
-    """Return whether nothing of the iteration must happen before a copy."""
-    tile = copy.dst.buffer
-    if not _is_async(copy, nests) or not covers_whole(copy.dst):
-        return False
-    if tile in touched or copy.src.buffer in bound or copy.src.buffer.root in written:
-        return False
-    return all(_is_known(e, bound, written) for e in expressions(copy))
+    def copies(self) -> tuple[Copy, ...]:
+        """Return the copies that may."""
+        found: list[Copy] = []
+        for stmt, seen in self._with_before():
+            if isinstance(stmt, Copy) and _is_async(stmt, self.nests) and covers_whole(stmt.dst):
+                source, tile = stmt.src.buffer, stmt.dst.buffer
+                if self._is_free(tile, source, seen, 1) and self._are_known(expressions(stmt)):
+                    found.append(stmt)
+        return tuple(found)
+
+    def gathers(self) -> tuple[Gather, ...]:
+        """Return the gathers that may."""
+        found: list[Gather] = []
+        for stmt, seen in self._with_before():
+            gather = gather_of(stmt, self.nests.get(stmt), ASYNC_BYTES)
+            if gather is not None:
+                tile, source = gather.tile, gather.source.buffer
+                count = sum(tile in writes(s) for s in walk(stmt))
+                is_free = self._is_free(tile, source, seen, count)
+                if is_free and self._are_known(expressions_of(gather)):
+                    found.append(gather)
+        return tuple(found)
+
+    def lookups(self, found: Iterable[Copy | Gather]) -> tuple[nodes.Let, ...]:
+        """Return the names that some need, and those that these need, in order."""
+        exprs = [
+            e for one in found
+            for e in (expressions_of(one) if isinstance(one, Gather) else expressions(one))
+        ]  # fmt: skip
+        needed: set[Var] = set()
+        while exprs:
+            more = {n for e in exprs for n in walk_expr(e) if isinstance(n, Var)}
+            more &= self.names.keys()
+            exprs = [self.names[var].value for var in more - needed]
+            needed |= more
+        return tuple(let for var, let in self.names.items() if var in needed)
+
+    def _with_before(self) -> Iterator[tuple[Stmt, set[Buffer]]]:
+        """Yield each statement of the loop, with what those before it and others touch."""
+        seen = set(self.touched)
+        for stmt in self.body:
+            yield stmt, seen
+            seen |= {b.root for b in _touched(stmt)}
+
+    def _is_free(self, tile: Buffer, source: Buffer, seen: Container[Buffer], count: int) -> bool:
+        """Return whether nobody else fills a tile, or uses it before, or writes what comes there.
+
+        ``count``: by how many statements it is filled.
+        """
+        is_alone = self.filled.count(tile) == count
+        is_read_alone = source not in self.bound and source.root not in self.written
+        return is_alone and is_read_alone and source not in self.padded and tile not in seen
+
+    def _are_known(self, exprs: Iterable[Expr]) -> bool:
+        return all(_is_known(e, self.bound, self.written) for e in exprs)
 
 
 def _written(launch: KernelLaunch) -> set[Buffer]:
@@ -157,17 +200,6 @@ def _names(body: Stmt, written: Container[Buffer]) -> dict[Var, nodes.Let]:
             found[stmt.var] = stmt
             bound.discard(stmt.var)
     return found
-
-
-def _lookups(copies: Iterable[Copy], names: Mapping[Var, nodes.Let]) -> tuple[nodes.Let, ...]:
-    """Return the names that copies need, and those that these need, in order."""
-    needed: set[Var] = set()
-    exprs = [e for copy in copies for e in expressions(copy)]
-    while exprs:
-        found = {n for e in exprs for n in walk_expr(e) if isinstance(n, Var) and n in names}
-        exprs = [names[var].value for var in found - needed]
-        needed |= found
-    return tuple(let for var, let in names.items() if var in needed)
 
 
 def _is_async(copy: Copy, nests: Mapping[Stmt, NestPlan]) -> bool:

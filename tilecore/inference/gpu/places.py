@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tilecore.errors import ScopeError
-from tilecore.inference.gpu.distribution import Distribution, Table
+from tilecore.inference.gpu.distribution import Digit, Distribution, Table
+from tilecore.ir.bounds import Linear, linear
 from tilecore.ir.evaluate import Evaluator
 from tilecore.ir.expr import Expr, Load, Var
 from tilecore.ir.visitor import walk_expr
@@ -73,7 +74,18 @@ def slots_of(
     for axis, index in enumerate(indices):
         nodes = list(walk_expr(index))
         if any((isinstance(n, Var) and n not in inner) or isinstance(n, Load) for n in nodes):
-            if any(n in inner for n in nodes) or any(d.in_thread for d in fragment.axes[axis]):
+            if any(n in inner for n in nodes):
+                mixed = _mixed(index, inner, fragment.weights(axis))
+                if mixed is None:
+                    return None
+                more, within, step = mixed
+                taken = np.broadcast_to(np.asarray(evaluator(within), np.int64), exists.shape)
+                if np.any(exists & ((taken < 0) | (taken >= step))):
+                    return None
+                outer += more
+                found.append(taken)
+                continue
+            if any(d.in_thread for d in fragment.axes[axis]):
                 return None
             outer += [(index, w, d.extent, d.stride) for d, w in fragment.weights(axis)]
             found.append(np.zeros((nest.threads, nest.slots), np.int64))
@@ -88,6 +100,36 @@ def slots_of(
     if not np.array_equal(owner[exists], held[exists]):
         return None
     return _regular(nest, np.where(exists, slot, -1), tuple(outer))
+
+
+def _mixed(
+    index: Expr, inner: set[Var], weights: Sequence[tuple[Digit, int]]
+) -> tuple[list[tuple[Expr, int, int, int]], Expr, int] | None:
+    """Return what an index says of the digits of an axis that loops of and around a nest count.
+
+    It is a multiple of a step that all points have alike, and less than a step that they add.
+
+    Returns:
+        The digits that all have alike (``Slots.outer``), what points add, and the step; None: it is
+        no such sum, or all would have to know a thread.
+    """
+    form = linear(index)
+    if form is None:
+        return None
+    own = {v: c for v, c in form.coefficients.items() if v in inner}
+    alike = {v: c for v, c in form.coefficients.items() if v not in inner}
+    step = math.gcd(*alike.values())
+    whole = Linear(alike, form.constant // step * step).to_expr()
+    outer = []
+    for digit, weight in weights:
+        end = weight * digit.extent
+        if end <= step and step % end == 0:
+            continue  # points decide it
+        cut = max(1, step // weight)
+        if digit.in_thread or weight * cut % step or digit.extent % cut:
+            return None
+        outer.append((whole, weight * cut, digit.extent // cut, digit.stride * cut))
+    return outer, Linear(own, form.constant % step).to_expr(), step
 
 
 def _regular(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from tilecore.inference.gpu.distribution import Distribution
 from tilecore.inference.gpu.loops import Points
 from tilecore.inference.gpu.teams import Team, Teams
-from tilecore.ir.expr import Binary, Expr
+from tilecore.ir.expr import Binary, Expr, Load
 from tilecore.ir.nodes import (
     Buffer,
     Copy,
@@ -18,6 +18,7 @@ from tilecore.ir.nodes import (
     If,
     KernelLaunch,
     Let,
+    Parallel,
     PrimFunc,
     Region,
     Stmt,
@@ -45,6 +46,8 @@ class SharedLayout:
         leading: elements from row to row of a tile that is not swizzled.
         stages: copies of the tile, which a pipelined loop uses in turn.
         offset_bytes: of the first copy in the shared memory of the block.
+        seen_as: of a view with other rows than memory has: its own shape, row-major in ``shape``,
+            the rows of memory in elements of the view.
     """
 
     shape: tuple[int, ...]
@@ -53,6 +56,7 @@ class SharedLayout:
     leading: int = 0
     stages: int = 1
     offset_bytes: int = 0
+    seen_as: tuple[int, ...] | None = None
 
     @property
     def elements(self) -> int:
@@ -111,6 +115,9 @@ class WideAccess:
         place: the indices of the first element, at lane 0.
         per_move: elements of one instruction.
         in_rows: whether either all of them lie inside of a row or none does.
+        in_place: whether what points read and what they write of a tile is one array, as they read
+            what they have written.
+        for_all: whether it is read for points that do not ask for it, too.
     """
 
     parts: tuple[tuple[int, int], ...]
@@ -119,6 +126,8 @@ class WideAccess:
     place: tuple[Expr, ...]
     per_move: int
     in_rows: bool
+    in_place: bool = False
+    for_all: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +137,7 @@ class NestPlan:
     Attributes:
         points: the statement as loops.
         distribution: of the points.
-        lanes: points along ``lane_axis`` whose memory accesses are one.
-        lane_axis: the loop (by position) of which a thread has ``lanes`` consecutive points.
+        lanes: consecutive points of a thread along one loop, whose memory accesses are one.
         wide: what moves for all lanes at once.
         matrices: how the nest loads or stores by matrices, if it does; then there is one lane.
     """
@@ -137,7 +145,6 @@ class NestPlan:
     points: Points
     distribution: Distribution
     lanes: int = 1
-    lane_axis: int = 0
     wide: tuple[WideAccess, ...] = ()
     matrices: MatrixMove | None = None
 
@@ -346,6 +353,23 @@ class Overlap:
 
 
 @dataclass(frozen=True, slots=True)
+class Gather:
+    """A nest that fills a shared tile with elements of a tensor, from where other tensors say.
+
+    Attributes:
+        nest: the nest.
+        tile: what it fills, each point the element at its own indices.
+        source: the element that a point brings.
+        cond: where it does; elsewhere the tile gets 0. None: everywhere.
+    """
+
+    nest: Parallel
+    tile: Buffer
+    source: Load
+    cond: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Pipeline:
     """A loop whose copies from tensors run ahead of what uses them.
 
@@ -361,6 +385,7 @@ class Pipeline:
         groups: for each copy the blocks of the cluster that one of them loads for, or None.
         overlap: the order in which products of two iterations run at once, if they do.
         lookups: names of the iteration that its copies need (pages of a table), in order.
+        gathers: nests that run ahead as copies of threads do.
     """
 
     loop: For
@@ -372,6 +397,18 @@ class Pipeline:
     groups: tuple[Group | None, ...] = ()
     overlap: Overlap | None = None
     lookups: tuple[Let, ...] = ()
+    gathers: tuple[Gather, ...] = ()
+
+    @property
+    def ahead(self) -> tuple[Stmt, ...]:
+        """The statements that run ahead."""
+        return (*self.copies, *(gather.nest for gather in self.gathers))
+
+    @property
+    def tiles(self) -> tuple[Buffer, ...]:
+        """The tiles that they fill."""
+        copied = tuple(copy.dst.buffer for copy in self.copies)
+        return (*copied, *(gather.tile for gather in self.gathers))
 
     def group(self, copy: Copy) -> Group | None:
         """Return the blocks that ``copy`` brings the same, if one loads for all."""

@@ -35,6 +35,7 @@ WARPGROUP = 128
 WGMMA_COLUMNS = 256
 REGISTERS = 64 * 1024  # of a multiprocessor of sm_90
 OTHER_REGISTERS = 26  # that NVRTC 13.0 asks for beside the sums of wgmma.m64n256 (154 in all)
+IN_SHARED = ("shared", "fragment")  # what lies there if no registers hold it
 SWIZZLED_ROWS = 8  # after which every swizzle repeats
 
 
@@ -44,7 +45,7 @@ def plan_gemm(
     target: GpuTarget,
     in_registers: tuple[bool, bool, bool],
     options: GpuOptions,
-    viewed: Set[Buffer],
+    plain: Set[Buffer],
 ) -> GemmPlan:
     """Return how a product runs.
 
@@ -54,7 +55,7 @@ def plan_gemm(
         target: decides which instructions there are.
         in_registers: whether A, B and C are fragments.
         options: what the caller insists on.
-        viewed: tiles that views see in another shape.
+        plain: shared tiles that must lie row by row.
     """
     size, threads, keeps_c = size_of(gemm), team.count, in_registers[2]
     if gemm.a.dtype == "float32" and options.float32_products == "exact":
@@ -63,7 +64,7 @@ def plan_gemm(
     sums = sums_dtype(gemm, keeps_c)
     by_groups = target.has_wgmma and team.first % WARPGROUP == 0 and has_wgmma_types(a, b, sums)
     by_groups = by_groups and gemm.a.dtype != "int4"  # its sign is extended in registers
-    if by_groups and _wgmma_fits(gemm, size, threads, in_registers, viewed, sums):
+    if by_groups and _wgmma_fits(gemm, size, threads, in_registers, plain, sums):
         return _wgmma(gemm, size, threads, in_registers, sums)
     shapes = list(mma_shapes(a, b, sums, target))
     fitting = [s for s in shapes if not any(n % e for n, e in zip(size, s, strict=True))]
@@ -165,7 +166,7 @@ def _wgmma_fits(
     size: tuple[int, int, int],
     threads: int,
     in_registers: tuple[bool, bool, bool],
-    viewed: Set[Buffer],
+    plain: Set[Buffer],
     sums: str,
 ) -> bool:
     """Return whether warpgroups can multiply: operands in shared memory, 32-byte rows."""
@@ -182,7 +183,7 @@ def _wgmma_fits(
             continue
         buffer = region.buffer
         is_other = buffer.base is not None and not keeps_rows(buffer)
-        if in_register or buffer.scope != "shared" or is_other or buffer.root in viewed:
+        if in_register or buffer.scope not in IN_SHARED or is_other or buffer.root in plain:
             return False
         if not _is_described(region, k_first) or (k_first and itemsize != 2):
             return False
@@ -334,11 +335,11 @@ def _operand(
 
 
 def has_chunks(tile: Region) -> bool:
-    """Return whether a matrix lies in shared memory in rows of aligned 16-byte chunks."""
+    """Return whether a matrix that no registers hold lies in rows of aligned 16-byte chunks."""
     shape = tile.buffer.static_shape
     kept = kept_axes(tile)
     is_matrix = shape is not None and len(kept) == 2 and kept == (len(shape) - 2, len(shape) - 1)
-    if tile.buffer.scope != "shared" or not is_matrix or shape is None:
+    if tile.buffer.scope not in IN_SHARED or not is_matrix or shape is None:
         return False
     itemsize = tile.dtype.itemsize
     aligned = all(

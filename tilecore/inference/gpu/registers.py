@@ -16,6 +16,8 @@ PRODUCER_THREADS = 128
 # they have what the multiprocessor gives a block at its launch (64 K).
 TRADED = {256: (240, 24), 384: (160, 32)}
 MANY = 96  # of a thread's fragments
+SPILLED = "are kept in memory for want of room"
+NAMED = 4  # fragments, the largest ones
 
 
 def held(fragments: Mapping[Buffer, Distribution]) -> int:
@@ -48,21 +50,65 @@ def excesses(
     fragments: Mapping[Buffer, Distribution], threads: int, target: GpuTarget
 ) -> Iterator[str]:
     """Yield which fragments alone are more than a thread has registers, and what holds them."""
-
-    def limit(count: int) -> int:
-        return min(target.registers_per_thread, target.registers_per_block // count)
-
     for buffer, spread in fragments.items():
         mine = held({buffer: spread})
-        if mine <= limit(threads):
+        most = _limit(threads, target)
+        if mine <= most:
             continue
-        more = (threads * factor for factor in (2, 4, 8))
-        fits = [
-            t for t in more if t <= target.threads_per_block and mine * threads // t <= limit(t)
-        ]
-        part = -(-mine // limit(threads))
-        hint = f"threads={fits[0]} can hold them" if fits else f"1/{part} of the tile fits"
+        fits = _holding(mine, threads, target)
+        hint = f"threads={fits} can hold them" if fits else f"1/{-(-mine // most)} of the tile fits"
         yield (
-            f"{buffer.name}: {mine} registers a thread, of at most {limit(threads)} on "
+            f"{buffer.name}: {mine} registers a thread, of at most {most} on "
             f"{target.name}: the rest is kept in memory, which is slow ({hint})"
         )
+
+
+def spilled(
+    kernel: str,
+    size: int,
+    fragments: Mapping[Buffer, Distribution],
+    threads: int,
+    target: GpuTarget,
+) -> str:
+    """Return which fragments are in registers where the assembler found too few of them.
+
+    Args:
+        kernel: its name.
+        size: bytes of a thread's registers that it keeps in memory.
+        fragments: of the launch.
+        threads: of a block, those included that only copy.
+        target: the GPU.
+    """
+    all_of = held(fragments)
+    each = {b.name: held({b: spread}) for b, spread in fragments.items() if b.base is None}
+    most = sorted(each.items(), key=lambda item: -item[1])[:NAMED]
+    names = ", ".join(f"{name} {count}" for name, count in most)
+    fits = _holding(all_of, threads, target) if all_of > _limit(threads, target) else None
+    hint = f"; threads={fits} can hold them" if fits else ""
+    return (
+        f"{kernel}: {size} B of registers a thread {SPILLED}, which is slow: at most "
+        f"{_limit(threads, target)} with {threads} threads on {target.name}, fragments take "
+        f"{all_of} ({names}{hint})"
+    )
+
+
+def fill_multiprocessor(
+    fragments: Mapping[Buffer, Distribution], threads: int, target: GpuTarget
+) -> bool:
+    """Return whether fragments of a block leave no registers for a second block."""
+    return held(fragments) >= _limit(2 * threads, target)
+
+
+def _limit(threads: int, target: GpuTarget) -> int:
+    """Return the registers that each thread of a block may have."""
+    return min(target.registers_per_thread, target.registers_per_block // threads // 8 * 8)
+
+
+def _holding(registers: int, threads: int, target: GpuTarget) -> int | None:
+    """Return how many threads hold what so many have in more registers than they may, or None."""
+    more = (threads * factor for factor in (2, 4, 8))
+    fits = (
+        t for t in more
+        if t <= target.threads_per_block and registers * threads // t <= _limit(t, target)
+    )  # fmt: skip
+    return next(fits, None)

@@ -8,7 +8,7 @@ from tilecore.inference.gpu.distribution import Digit, by_thread
 from tilecore.inference.gpu.plan import NestPlan, Pipeline
 from tilecore.inference.gpu.teams import Team, Teams
 from tilecore.ir import nodes
-from tilecore.ir.fold import accumulator_dtype
+from tilecore.ir.fold import fold_dtype
 from tilecore.ir.nodes import KernelLaunch, Reduce
 from tilecore.ir.visitor import walk
 
@@ -103,7 +103,7 @@ def _of_nest(plan: NestPlan, warp: int) -> int:
     stmt = plan.points.stmt
     if not isinstance(stmt, Reduce) or not folds_across_warps(plan, warp):
         return 0
-    kind = accumulator_dtype(stmt.op, stmt.src.buffer.dtype, stmt.dst.buffer.dtype)
+    kind = fold_dtype(stmt.src.buffer.dtype, stmt.dst.buffer.dtype)
     across = (d for d in folded_digits(plan, warp) if not folds_in_warp(d, warp))
     lanes = min(lanes_of_one_value(plan, d, warp) for d in across)
     return -(-plan.distribution.threads // lanes) * max(4, kind.itemsize)

@@ -34,18 +34,41 @@ def keeps_rows(view: Buffer) -> bool:
     return base.dtype == view.dtype and whole is not None and whole[-1:] == shape[-1:]
 
 
+def layout_of_view(view: Buffer, memory: SharedLayout) -> SharedLayout:
+    """Return the layout of a view of a tile that lies as ``memory`` says.
+
+    Whatever moves 16 bytes of a swizzled row moves them whole, so that elements of any type and
+    shape are found there by the row and the column that they have in memory.
+    """
+    shape, itemsize = view.static_shape or (1,), view.dtype.itemsize
+    if keeps_rows(view):
+        return replace(memory, shape=shape)
+    if not memory.swizzle_bytes:
+        return replace(memory, shape=shape, itemsize=itemsize, leading=shape[-1])
+    row = memory.shape[-1] * memory.itemsize // itemsize
+    rows = memory.elements // memory.shape[-1]
+    return replace(memory, shape=(rows, row), itemsize=itemsize, leading=row, seen_as=shape)
+
+
+def layout_in(layouts: Mapping[Buffer, SharedLayout], buffer: Buffer) -> SharedLayout | None:
+    """Return the layout of a tile, or of a view of one, or None of what is no shared tile."""
+    memory = layouts.get(buffer.root)
+    return memory if memory is None or buffer.base is None else layout_of_view(buffer, memory)
+
+
 def lay_out(
     tiles: Iterable[Buffer],
     gemms: Iterable[GemmPlan],
     stages: Mapping[Buffer, int],
     viewed: set[Buffer],
     staging: set[Buffer],
+    plain: set[Buffer],
 ) -> dict[Buffer, SharedLayout]:
     """Return the layout of each shared tile, still without a place.
 
     Operands that are read in rows are swizzled, so that the 8 rows of a matrix lie in different
-    banks, and so are those (``staging``) that sums or fragments move to in 8 rows at a time; memory
-    that a view sees in another shape is row-major.
+    banks, and so are those (``staging``) that sums or fragments move to in 8 rows at a time, but
+    for ``plain`` tiles. Rows of memory that a view counts in another shape follow each other.
     """
     matrices = {
         region.buffer.root
@@ -54,16 +77,16 @@ def lay_out(
         if operand.source in ("ldmatrix", "chunks", "descriptor")
         or (plan.kind == "mma" and operand.source == "elements" and region.dtype.itemsize >= 4)
     }
-    matrices = (matrices | staging) - viewed
+    matrices = (matrices | staging) - plain
     found = {}
     for tile in tiles:
         shape = tile.static_shape
         assert shape is not None
         itemsize = 8 if tile.arrive_counts is not None else tile.dtype.itemsize  # an mbarrier
         row = (shape[-1] if shape else 1) * itemsize
-        swizzle = swizzle_of(row) if tile in matrices else 0
+        swizzle = swizzle_of(row) if tile in matrices and len(shape) > 1 else 0
         leading = shape[-1] if shape else 1
-        if tile in matrices and not swizzle:
+        if tile in matrices - viewed and not swizzle:
             chunk = max(1, CHUNK_BYTES // itemsize)
             leading = -(-leading // chunk) * chunk + chunk  # 16 bytes further each row
         found[tile] = SharedLayout(shape or (1,), itemsize, swizzle, leading, stages.get(tile, 1))

@@ -23,7 +23,6 @@ from tilecore.inference.gpu.tensor_products import (
     is_folded,
     misfit,
     spread_rows,
-    viewed_operand,
 )
 from tilecore.inference.gpu.tensor_scaled import factors_misfit, is_of_factors
 from tilecore.ir import nodes
@@ -165,8 +164,6 @@ def _why_not(
                 return "a view shows it in another shape"
         elif tile in (*reads(stmt), *writes(stmt)):
             reason = _use_misfit(stmt, tile, teams.team(stmt), options, target)
-            if not reason and isinstance(stmt, Gemm):
-                reason = viewed_operand(stmt, launch)
             if not reason and _is_folded(tile, launch):
                 reason = _folded_misfit(stmt, tile)
             if reason:

@@ -137,16 +137,6 @@ def _is_whole_matrix(region: Region, shape: tuple[int, ...]) -> bool:
     return all(int_value(o) == 0 and int_value(e) == s for o, e, s in pairs)
 
 
-def viewed_operand(gemm: Gemm, launch: KernelLaunch) -> str:
-    """Return that a view shows an operand with other rows, row by row as it then lies, or ""."""
-    allocated = [s.buffer for s in walk(launch.body) if isinstance(s, nodes.Alloc)]
-    viewed = {b.base for b in allocated if b.base is not None and not keeps_rows(b)}
-    for region, name in ((gemm.a, "A"), (gemm.b, "B")):
-        if region.buffer.root in viewed:
-            return f"{name} is seen in another shape through a view"
-    return ""
-
-
 def refusal(gemm: Gemm, launch: KernelLaunch, options: GpuOptions, target: GpuTarget) -> str:
     """Return why a product whose sums are a fragment is not summed up in tensor memory, or "".
 
@@ -158,7 +148,7 @@ def refusal(gemm: Gemm, launch: KernelLaunch, options: GpuOptions, target: GpuTa
     threads = math.prod(int_value(t) or 0 for t in launch.threads)
     if threads % WARPGROUP:
         return f"{threads} threads are no whole warpgroups"
-    own = misfit(gemm, options, target) or viewed_operand(gemm, launch)
+    own = misfit(gemm, options, target)
     if own:
         return own
     if gemm.c.buffer.scope != "fragment" or not covers_whole(gemm.c):
@@ -184,7 +174,7 @@ def refusal(gemm: Gemm, launch: KernelLaunch, options: GpuOptions, target: GpuTa
     if sum(sizes.values()) > COLUMNS:
         return f"all sums need {sum(sizes.values())} columns of tensor memory, of {COLUMNS}"
     for other in gemms:
-        why = misfit(other, options, target) or viewed_operand(other, launch)
+        why = misfit(other, options, target)
         if why:
             return f"the product of line {other.span.line} uses other instructions: {why}"
     return ""
@@ -237,9 +227,9 @@ def _frees_tiles(gemm: Gemm, pipeline: Pipeline) -> bool:
         return False
     body = pipeline.loop.body
     stmts = body.stmts if isinstance(body, nodes.Seq) else (body,)
-    tiles = {c.dst.buffer for c in pipeline.copies} & {gemm.a.buffer.root, gemm.b.buffer.root}
+    tiles = set(pipeline.tiles) & {gemm.a.buffer.root, gemm.b.buffer.root}
     users = [
-        s for s in stmts if s not in pipeline.copies and {b.root for b in buffers_of(s)} & tiles
+        s for s in stmts if s not in pipeline.ahead and {b.root for b in buffers_of(s)} & tiles
     ]
     return bool(pipeline.boxes) and all(isinstance(s, Gemm) and s.is_async for s in users)
 
@@ -253,12 +243,12 @@ def only_product(
     """
     body = pipeline.loop.body
     stmts = body.stmts if isinstance(body, nodes.Seq) else (body,)
-    rest = [s for s in stmts if s not in pipeline.copies and not isinstance(s, nodes.Annotate)]
+    rest = [s for s in stmts if s not in pipeline.ahead and not isinstance(s, nodes.Annotate)]
     copies, last = tuple(s for s in rest if isinstance(s, ChunkCopy)), rest[-1] if rest else None
     if len(rest) != len(copies) + 1 or not isinstance(last, Gemm) or gemms[last].kind != "tcgen05":
         return None
     used = {last.a.buffer.root, last.b.buffer.root, *(c.src.buffer for c in copies)}
-    is_all = used == {c.dst.buffer for c in pipeline.copies}
+    is_all = used == set(pipeline.tiles)
     return (copies, last) if is_all and not gemms[last].is_async else None
 
 

@@ -45,7 +45,7 @@ def updates_of(
 
 def takes_tile(launch: KernelLaunch, there: Region, tile: Buffer) -> bool:
     """Return whether a part of a tensor could be added a shared tile that sums fill."""
-    layout = lay_out([tile], [], {}, set(), {tile})[tile]
+    layout = lay_out([tile], [], {}, set(), {tile}, set())[tile]
     if not is_plain(there.buffer, tile) or there.buffer in _read_otherwise(launch):
         return False
     if not all(map(Signs(launch).never_negative, there.offsets)):

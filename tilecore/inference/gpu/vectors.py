@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.distribution import Distribution, by_slot
 from tilecore.inference.gpu.fragments import Fragments, nest_plan
 from tilecore.inference.gpu.loops import Points, points_of
@@ -18,11 +19,11 @@ from tilecore.ir.nodes import For, KernelLaunch, Stmt
 from tilecore.ir.visitor import children
 
 
-def wide_loops(launch: KernelLaunch) -> dict[Stmt, NestPlan]:
+def wide_loops(launch: KernelLaunch, target: GpuTarget) -> dict[Stmt, NestPlan]:
     """Return how loops run that each thread has for itself, where that is by wide accesses.
 
-    Loops that are written out, over stores alone. What a loop both reads and writes stays single:
-    a turn may need what the one before has written.
+    Loops that are written out, over stores and atomic updates alone. What a loop both reads and
+    writes stays single: a turn may need what the one before has written.
     """
     if not launch.thread_vars:
         return {}
@@ -31,13 +32,19 @@ def wide_loops(launch: KernelLaunch) -> dict[Stmt, NestPlan]:
     for loop, context in _loops(launch.body, enter(launch, Context())):
         extent = _extent(loop)
         body = loop.body.stmts if isinstance(loop.body, nodes.Seq) else (loop.body,)
-        own = [s for s in body if isinstance(s, nodes.Store) and reducer_update(s) is None]
+        own = [
+            s
+            for s in body
+            if (isinstance(s, nodes.Store) and reducer_update(s) is None)
+            or (isinstance(s, nodes.Atomic) and s.prev is None)
+        ]
         if extent < 2 or len(own) < len(body) or any(id(s) in alike for s in own):
             continue
         nest = nodes.Parallel((loop.loop_var,), (loop.stop,), loop.body, span=loop.span)
         points = points_of(nest, context)
         assert points is not None
-        made = _plan(replace(points, stmt=loop), extent)
+        points = replace(points, stmt=loop, added_bytes=target.added_bytes)
+        made = _plan(points, extent)
         if made.wide:
             found[loop] = made
     return found

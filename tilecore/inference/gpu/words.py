@@ -22,7 +22,7 @@ def launch_in_words(plan: GpuLaunchPlan) -> str:
         lines.append(f"{buffer.name}: tensor memory, columns {tile.column} to {last}")
     lines += [product_in_words(product) for product in plan.gemms.values()]
     for pipeline in plan.pipelines.values():
-        names = ", ".join(copy.dst.buffer.name for copy in pipeline.copies)
+        names = ", ".join(tile.name for tile in pipeline.tiles)
         how = "registers" if pipeline.in_registers else "cp.async"
         how = "TMA, by a warpgroup of its own" if pipeline.boxes else how
         lines.append(f"pipelined: {names} in {pipeline.stages} stages ({how})")

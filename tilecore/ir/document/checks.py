@@ -11,9 +11,9 @@ from tilecore.errors import InvalidDocument
 from tilecore.ir.document.grammar import MOST_NODES
 from tilecore.ir.dtype import BITS, DType
 
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
+NAME = re.compile(r"[^\W\d][\w.]*")  # as Python's: letters of any script
 FILE = re.compile(r"[A-Za-z0-9_.-]{1,100}")
-MOST_SHOWN = 80
+MOST_SHOWN, LONGEST_NAME = 80, 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,10 @@ class Checks:
 
     def matching(self, value: Any, pattern: re.Pattern[str], path: str, what: str) -> str:
         """Return a short text of a form."""
-        if not isinstance(value, str) or len(value) > 128 or not pattern.fullmatch(value):
+        if not isinstance(value, str) or not pattern.fullmatch(value):
             self.fail(path, what, value)
+        if len(value) > LONGEST_NAME:
+            self.fail(path, f"{what} of at most {LONGEST_NAME} characters", value)
         return value
 
     def text(self, value: Any, path: str, choices: Sequence[str] = ()) -> str:

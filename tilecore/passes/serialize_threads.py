@@ -46,6 +46,7 @@ from tilecore.ir.visitor import (
     flat,
     has_jump,
     loads,
+    per_launch,
     regions,
     walk,
     walk_expr,
@@ -69,15 +70,14 @@ def run(func: PrimFunc) -> PrimFunc:
         ScopeError: the number of threads is not known, or private data meets T.Parallel (TC104).
     """
     func = named_barriers.run(func)
-    return dataclasses.replace(func, body=_Launches().visit(func.body))
+    return per_launch(func, _one_thread)
 
 
-class _Launches(Rewriter):
-    def visit_kernellaunch(self, stmt: nodes.KernelLaunch) -> Stmt:
-        if stmt.thread_vars or any(isinstance(s, nodes.EXCHANGES) for s in walk(stmt)):
-            settled = Serializer(stmt, fuses=True).settled() if _waits(stmt) else None
-            return Serializer(stmt).launch() if settled is None else settled
-        return _OneThread(stmt).rebuild(stmt)
+def _one_thread(stmt: nodes.KernelLaunch) -> Stmt:
+    if stmt.thread_vars or any(isinstance(s, nodes.EXCHANGES) for s in walk(stmt)):
+        settled = Serializer(stmt, fuses=True).settled() if _waits(stmt) else None
+        return Serializer(stmt).launch() if settled is None else settled
+    return _OneThread(stmt).rebuild(stmt)
 
 
 def _waits(stmt: Stmt) -> bool:

@@ -40,6 +40,7 @@ from tilecore.ir.visitor import (
     flat,
     has_jump,
     loads,
+    per_launch,
     walk,
     walk_expr,
 )
@@ -56,19 +57,18 @@ NOT_IN_VECTORS = ("floordiv", "mod", "pow")
 
 def run(func: PrimFunc) -> PrimFunc:
     """Return the function with the threads of its launches in groups."""
-    return replace(func, body=_Launches().visit(func.body))
+    return per_launch(func, _in_groups)
 
 
-class _Launches(Rewriter):
-    def visit_kernellaunch(self, stmt: KernelLaunch) -> Stmt:
-        launch = replace(stmt, body=_Apart().visit(stmt.body))
-        loops = [s for s in walk(launch) if isinstance(s, For) and s.kind == THREADS]
-        if not loops:
-            return stmt
-        axes = axes_of(launch, loops)
-        choices = [_InGroups(launch, axes, a) for a in axes if _group(a.extent) >= LEAST]
-        best = min(choices, key=lambda choice: choice.cost, default=None)
-        return best.launch if best is not None and best.pays else _Serial().visit(launch)
+def _in_groups(stmt: KernelLaunch) -> Stmt:
+    launch = replace(stmt, body=_Apart().visit(stmt.body))
+    loops = [s for s in walk(launch) if isinstance(s, For) and s.kind == THREADS]
+    if not loops:
+        return stmt
+    axes = axes_of(launch, loops)
+    choices = [_InGroups(launch, axes, a) for a in axes if _group(a.extent) >= LEAST]
+    best = min(choices, key=lambda choice: choice.cost, default=None)
+    return best.launch if best is not None and best.pays else _Serial().visit(launch)
 
 
 class _Apart(Rewriter):

@@ -17,11 +17,11 @@ from tilecore.ir.nodes import Buffer, PrimFunc, Region, Seq, Stmt
 from tilecore.ir.printer import Namer, format_expr
 from tilecore.ir.substitute import Rebuilder
 from tilecore.ir.visitor import (
-    Rewriter,
     buffers_of,
     children,
     has_loads,
     loads,
+    per_launch,
     regions,
     walk,
 )
@@ -31,18 +31,15 @@ Path = tuple[int, ...]  # the loops and branches around a statement
 
 def run(func: PrimFunc) -> PrimFunc:
     """Return the function with tiles of several stages made tiles of one where that is the same."""
-    return dataclasses.replace(func, body=_Launches().visit(func.body))
+    return per_launch(func, _without_stages)
 
 
-class _Launches(Rewriter):
-    def visit_kernellaunch(self, stmt: nodes.KernelLaunch) -> Stmt:
-        staged = {
-            s.buffer for s in walk(stmt) if isinstance(s, nodes.Alloc) and _may_have_stages(s)
-        }
-        if not staged:
-            return stmt
-        found = {b for b in staged if _is_one_stage(stmt, b)}
-        return _Drop(found).stmt(stmt) if found else stmt
+def _without_stages(stmt: nodes.KernelLaunch) -> Stmt:
+    staged = {s.buffer for s in walk(stmt) if isinstance(s, nodes.Alloc) and _may_have_stages(s)}
+    if not staged:
+        return stmt
+    found = {b for b in staged if _is_one_stage(stmt, b)}
+    return _Drop(found).stmt(stmt) if found else stmt
 
 
 def _may_have_stages(stmt: nodes.Alloc) -> bool:
