@@ -20,7 +20,6 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
-from tilecore.computing.calls import RESULTS
 from tilecore.computing.computation import Computation
 from tilecore.computing.operators import OPERATORS, function_of
 from tilecore.computing.trees import Varying
@@ -102,7 +101,7 @@ def _compiled(
             node.target = function_of(node)
     graph.recompile()
     _LazyGraphModule.force_recompile(graph)  # else its parameters have no names yet
-    call = _Call(graph, Computation(graph, **options, inputs=RESULTS), results)
+    call = _Call(graph, Computation(graph, **options), results)
     return call.boxed
 
 

@@ -17,7 +17,7 @@ from tilecore.errors import SourceSpan
 
 SELU = 1.0507009873554805, 1.6732632423543772  # scale and alpha, as torch has them
 FINITE = {"float32": (2 - 2**-23) * 2.0**127, "float16": 65504.0,
-          "bfloat16": (2 - 2**-7) * 2.0**127}  # fmt: skip
+          "bfloat16": (2 - 2**-7) * 2.0**127, "float64": (2 - 2**-52) * 2.0**1023}  # fmt: skip
 
 
 def lerp(span: SourceSpan, input: Node, end: Node, weight: Any) -> Node:

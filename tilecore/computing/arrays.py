@@ -47,7 +47,7 @@ def laid(tensor: Any, node: Node, alignment: int = 1) -> Any:
 
 
 def at(known: Mapping[Any, Any], place: Place) -> Any:
-    """Return what lies at a place."""
+    """Return what lies at a place, which is not one of named rows."""
     memory = known[place.memory]
     if place.is_whole:
         return memory if tuple(memory.shape) == place.shape else memory.reshape(place.shape)
@@ -138,6 +138,16 @@ def _note_write(tensor: Any) -> None:
         torch.autograd.graph.increment_version(tensor)
 
 
+def mark(tensor: Any) -> Any:
+    """Return what is another one once a tensor was written to; of NumPy's its elements.
+
+    Of inference tensors, whose writes torch does not count, nothing tells.
+    """
+    if isinstance(tensor, np.ndarray):
+        return tensor.tobytes()
+    return None if tensor.is_inference() else tensor._version
+
+
 def memory(tensor: Any) -> int:
     """Return what tensors have alike that share memory."""
     if hasattr(tensor, "untyped_storage"):
@@ -154,13 +164,25 @@ def called(call: Call, tensors: Sequence[Any], node: Node) -> list[Any]:
     ``node``: one of them.
 
     Raises:
-        ArgumentError: torch refuses them, for what their elements are (TC402).
+        ArgumentError: torch or NumPy refuses them, for what their elements are, or returns for that
+            reason another shape than it told (TC402).
     """
     is_numpy = not all(hasattr(tensor, "data_ptr") for tensor in tensors)
-    given = [_of_torch(t) for t in tensors] if is_numpy else tensors
+    is_numpy = is_numpy or bool(node.attrs.get("is_numpy"))  # if it is created
+    given = [of_torch(t) for t in tensors] if is_numpy else tensors
     with _refusals(call, node):
         found = results(call(given, node.shape))
-    return [_of_numpy(tensor) for tensor in found] if is_numpy else found
+    if not is_numpy:
+        return found
+    made = [of_numpy(tensor) for tensor in found]
+    own = made[node.attrs["place"]]
+    if (own.shape, str(own.dtype)) != (node.shape, node.dtype):
+        raise ArgumentError(
+            position="of", name=call.name, expected=f"a result {node.shape} of {node.dtype}",
+            found=f"{own.shape} of {own.dtype}", span=node.span,
+            hint="its shape follows from elements: call it outside of the computation",
+        )  # fmt: skip
+    return made
 
 
 def called_in_place(call: Call, tensors: Sequence[Any], node: Node) -> list[Any]:
@@ -187,16 +209,18 @@ def _refusals(call: Call, node: Node) -> Iterator[None]:
         ) from error
 
 
-def _of_torch(array: Any) -> Any:
+def of_torch(array: Any) -> Any:
     """Return the tensor of torch of an array's elements, in its memory."""
     import torch
 
     if str(array.dtype) == "bfloat16":  # which NumPy knows by ml_dtypes, torch does not
         return torch.from_numpy(np.ascontiguousarray(array).view(np.int16)).view(torch.bfloat16)
-    return torch.as_tensor(array)
+    has_negative = any(n < 0 for n in getattr(array, "strides", ()))
+    return torch.as_tensor(array.copy() if has_negative else array)
 
 
-def _of_numpy(tensor: Any) -> Any:
+def of_numpy(tensor: Any) -> Any:
+    """Return the array of NumPy of a tensor's elements, in its memory."""
     import torch
 
     if tensor.dtype is torch.bfloat16:

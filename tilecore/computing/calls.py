@@ -19,8 +19,7 @@ from tilecore.computing.extents import Extent, present, varies
 from tilecore.computing.graph import CUT, FLOATS, Node, Shape, broadcast
 from tilecore.errors import ShapeMismatch, SourceSpan, TypeMismatch, UnsupportedSyntax
 
-INPUTS = (*FLOATS, "bool", *CUT, "complex64")
-RESULTS = (*INPUTS, "float64", "complex128")
+TYPES = (*FLOATS, "bool", *CUT, "float64", "complex64", "complex128")  # of elements
 
 
 # Functions that take elements side by side: of those that a computation has in another order, too.
@@ -37,15 +36,13 @@ OF_ELEMENTS = (
 # ... that of their first one.
 OF_THE_FIRST = (
     "cumsum", "cumprod", "tril", "triu", "flip", "roll", "put", "to", "type", "type_as", "float",
-    "half", "bfloat16", "double", "int", "long", "bool",
+    "half", "bfloat16", "double", "int", "long", "bool", "row_numbers",
 )  # fmt: skip
 
 
-def _rows_of_table(call: Call, shapes: Sequence[Shape], span: SourceSpan) -> Shape:
-    """Return the shape of the rows that integers name: they are given before the table."""
-    _ = call, span
-    ids, table = shapes
-    return (*ids, *table[1:])
+def _rows_along(axis: int, table: Shape, numbers: Shape) -> Shape:
+    """Return the shape of the rows of a table that integers name along an axis."""
+    return (*table[:axis], *numbers, *table[axis + 1 :])
 
 
 def _repeated(call: Call, shapes: Sequence[Shape], span: SourceSpan) -> Shape:
@@ -60,7 +57,9 @@ def _repeated(call: Call, shapes: Sequence[Shape], span: SourceSpan) -> Shape:
 SHAPES: Mapping[str, ShapeOf] = MappingProxyType({
     **dict.fromkeys(OF_ELEMENTS, lambda call, shapes, span: broadcast(call.name, shapes, span)),
     **dict.fromkeys(OF_THE_FIRST, lambda call, shapes, span: shapes[0]),
-    "embedding": _rows_of_table, "repeat": _repeated,
+    "embedding": lambda call, shapes, span: _rows_along(0, shapes[1], shapes[0]),
+    "rows": lambda call, shapes, span: _rows_along(call.args[1], *shapes),
+    "repeat": _repeated,
 })  # fmt: skip
 
 
@@ -342,8 +341,8 @@ def is_constant(node: Node) -> bool:
 
 def _dtype(tensor: Any) -> str:
     name = str(tensor.dtype).removeprefix("torch.")
-    if name not in RESULTS:
-        raise TypeMismatch(expected=f"results of {', '.join(RESULTS)}", found=name)
+    if name not in TYPES:
+        raise TypeMismatch(expected=f"results of {', '.join(TYPES)}", found=name)
     return name
 
 

@@ -15,7 +15,7 @@ from tilecore.computing.extents import varies
 from tilecore.computing.fusion import Group
 from tilecore.computing.graph import Node, Shape
 from tilecore.computing.places import Places
-from tilecore.computing.rows import NEUTRAL, REDUCTIONS, Loop, combined
+from tilecore.computing.rows import REDUCTIONS, Loop, combined, neutral
 from tilecore.computing.text import Names, Program, indented, program
 
 MANY_ROWS = 256
@@ -51,14 +51,14 @@ class _Fold:
     """
 
     def __init__(self, group: Group, core: Node, names: Names) -> None:
-        self._core, self._on_gpu = core, names.places.is_on_gpu
+        self._core, self._names, self._on_gpu = core, names, names.places.is_on_gpu
         x, axis = core.producers[0], core.attrs["axis"]
         self._count, self._width = x.shape[axis], x.shape[-1]
         self._between = math.prod(x.shape[axis + 1 : -1])
         self._rows = math.prod(x.shape[:axis]) * self._between
-        before = _Elements(group, names, x.shape, "row", "column")
+        before = Elements(group, names, x.shape, "row", "column")
         self._value = before.of(x)
-        behind = _Elements(group, names, group.root.shape, "by", "column")
+        behind = Elements(group, names, group.root.shape, "by", "column")
         behind.loop.known[core] = "c[j]"
         self._result = behind.of(group.root)
         self._before, self._behind = before.loop.lines, behind.loop.lines
@@ -76,7 +76,7 @@ class _Fold:
             return [alone, *(f"    {line}" for line in (*added, *self._stored()))]
         part = self._combined("c[j]", "parts[n, by, bx * block_N + j]")
         return [
-            f"parts = T.alloc_global((splits, {self._rows}, {self._width}), 'float32')",
+            f"parts = T.alloc_global((splits, {self._rows}, {self._width}), {self._names.wide!r})",
             f"with T.Kernel({blocks}, splits, threads=threads) as (bx, by, bz):",
             f"    part = T.ceildiv({self._count}, splits)",
             f"    last = T.min((bz + 1) * part, {self._count})",
@@ -104,7 +104,7 @@ class _Fold:
             ]
         more = "" if self._core.op == "sum" else ", nan_propagate=True"
         return [
-            "c = T.alloc_fragment((block_N,), 'float32')",
+            f"c = T.alloc_fragment((block_N,), {self._names.wide!r})",
             *self._started("sums", "block_M, block_N"),
             f"for n in T.serial(T.ceildiv({rows}, block_M)):",
             "    for i, j in T.Parallel(block_M, block_N):",
@@ -117,7 +117,7 @@ class _Fold:
 
     def _started(self, name: str, shape: str) -> list[str]:
         return [
-            f"{name} = T.alloc_fragment(({shape}), 'float32')",
+            f"{name} = T.alloc_fragment(({shape}), {self._names.wide!r})",
             f"T.fill({name}, {self._neutral})",
         ]
 
@@ -139,7 +139,7 @@ class _Fold:
 
     @property
     def _neutral(self) -> str:
-        return NEUTRAL[self._core.op]
+        return neutral(self._core.op, self._names)
 
     def _combined(self, part: str, value: str) -> str:
         return combined(self._core.op, part, value, keeps_nan=True)
@@ -154,7 +154,7 @@ class _Fold:
         )
 
 
-class _Elements:
+class Elements:
     """The lines that compute elements of nodes of one shape.
 
     Attributes:
@@ -176,6 +176,6 @@ class _Elements:
             if one in members:
                 stack += one.producers
             else:
-                place = self.loop.names.places.read(one)
+                place = self.loop.names.places.by_element(one)
                 self.loop.known[one] = self.loop.names.element(one, place, *self._at)
         return self.loop.compute(node)

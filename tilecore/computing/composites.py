@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from tilecore.computing.graph import Node, pointwise, reshaped
+from tilecore.computing.graph import Node, computed_in, pointwise, reshaped
 from tilecore.computing.reductions import reduced
 from tilecore.computing.views import axes_of, axes_reduced
 from tilecore.errors import SourceSpan, UnsupportedSyntax
 
-LARGEST = 3.4e38  # nearly that of float32: a row of infinities has a finite top
+# Nearly the largest numbers: a row of infinities has a finite top
+LARGEST = {"float32": 3.4e38, "float64": 1.79e308}
 
 
 def softplus(span: SourceSpan, x: Node, beta: float = 1, threshold: float = 20) -> Node:
@@ -21,7 +22,7 @@ def softplus(span: SourceSpan, x: Node, beta: float = 1, threshold: float = 20) 
     found = pointwise(
         "add", pointwise("maximum", scaled, 0.0, span=span), _bend(span, scaled), span=span
     )
-    if (beta, threshold) == (1, 20):
+    if (beta, threshold) == (1, 20) and x.dtype != "float64":
         return found  # there it is x, in float32
     found = pointwise("mul", found, 1.0 / beta, span=span)
     above = pointwise("gt", scaled, float(threshold), span=span, dtype="bool")
@@ -82,8 +83,9 @@ def hardswish(span: SourceSpan, x: Node) -> Node:
 def logsumexp(span: SourceSpan, x: Node, dim: Any = None, keepdim: bool = False) -> Node:
     """Return log(sum(exp(x)))."""
     axes = axes_of(x, dim)
-    top = pointwise("maximum", reduced("amax", x, axes, True, span), -LARGEST, span=span)
-    top = pointwise("minimum", top, LARGEST, span=span)
+    most = LARGEST[computed_in(x.dtype)]
+    top = pointwise("maximum", reduced("amax", x, axes, True, span), -most, span=span)
+    top = pointwise("minimum", top, most, span=span)
     powers = pointwise("exp", pointwise("sub", x, top, span=span), span=span)
     logarithm = pointwise("log", reduced("sum", powers, axes, True, span), span=span)
     found = pointwise("add", logarithm, top, span=span)
@@ -111,7 +113,7 @@ def var(
     axes = axes_reduced(x, dim)
     count = math.prod(x.shape[a] for a in axes)
     less = correction if correction is not None else int(bool(unbiased))
-    mean = reduced("sum", x, axes, True, span, count, "float32")
+    mean = reduced("sum", x, axes, True, span, count, computed_in(x.dtype))
     centred = pointwise("sub", x, mean, span=span)
     squares = pointwise("mul", centred, centred, span=span)
     return reduced("sum", squares, axes, keepdim, span, count - less, x.dtype)

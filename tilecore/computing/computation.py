@@ -14,7 +14,7 @@ import inspect
 import logging
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,16 +30,17 @@ from tilecore.computing import (
     right_operand,
     rows,
 )
-from tilecore.computing.calls import INPUTS
 from tilecore.computing.extents import varies
 from tilecore.computing.fusion import Group, steps
 from tilecore.computing.graph import Node, consumers, ordered, rewritten
 from tilecore.computing.held import Changing, Held
+from tilecore.computing.named_rows import with_named_rows
 from tilecore.computing.operands import input_of, need_elements
 from tilecore.computing.operands import reading as reading_now
 from tilecore.computing.overwriting import overwritten
 from tilecore.computing.places import (
     GPU_ALIGNMENT_BYTES,
+    NamedRows,
     Place,
     Places,
     row_major,
@@ -75,6 +76,7 @@ from tilecore.inference import dots
 from tilecore.jit_calls import likeness
 from tilecore.runtime.memo import Memo
 from tilecore.target import Target, parse_target
+from tilecore.tile_config import in_words
 from tilecore.torch_trace import is_autocast, is_traced, labelled
 
 _LOG = logging.getLogger("tilecore.computing")
@@ -88,14 +90,12 @@ class Computation:
         name: of the function; of a module: of its class.
         target: what its kernels are compiled for.
         dynamic: whether kernels are for sizes that vary; None: once they do.
-        inputs: element types of the tensors that it takes.
     """
 
     def __init__(
         self, function: Callable[..., Any], target: Any = "auto", dynamic: bool | None = None,
-        inputs: tuple[str, ...] = INPUTS,
     ) -> None:  # fmt: skip
-        self.function, self.target, self.dynamic, self.inputs = function, target, dynamic, inputs
+        self.function, self.target, self.dynamic = function, target, dynamic
         self.label = labelled(self)
         self._variants = Variants(function)
         self._stages: Memo[Stage] = Memo()
@@ -110,7 +110,7 @@ class Computation:
     def __deepcopy__(self, known: Any) -> Computation:
         """Return the computation of a copy of the function: of a module that is copied, its own."""
         function = copy.deepcopy(self.function, known)
-        return Computation(function, self.target, self.dynamic, self.inputs)
+        return Computation(function, self.target, self.dynamic)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         """Return where another process finds it: by its name, or what it is of."""
@@ -119,7 +119,7 @@ class Computation:
             found = getattr(found, name, None)
         if found is self:
             return str(self.__qualname__)
-        return Computation, (self.function, self.target, self.dynamic, self.inputs)
+        return Computation, (self.function, self.target, self.dynamic)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute; tensors are torch's or NumPy's, other arguments are plain Python.
@@ -253,14 +253,16 @@ class Computation:
             elif isinstance(step, Called):
                 shapes = ", ".join(str(place.shape) for place in step.reads)
                 of = f" of {shapes}" if shapes else ""
-                lines.append(f"torch's {step.node.op}{of}; returns {step.node.shape}")
+                name = step.node.op.removeprefix("numpy.")
+                whose = "torch's" if name == step.node.op else "NumPy's"
+                lines.append(f"{whose} {name}{of}; returns {step.node.shape}")
             elif isinstance(step, Launch):
                 stage = step.stage
                 computed = [node for node in stage.group.members if node.kind != "view"]
                 made = ", ".join(node.op for node in computed)
                 reads = zip(stage.program.inputs, step.reads, strict=True)
                 read = ", ".join(f"{p.name} {place.shape}" for p, place in reads)
-                config = " ".join(f"{k}={v}" for k, v in stage.chosen.config.items())
+                config = in_words(stage.chosen.config)
                 lines += [
                     f"{stage.program.name}: {made}",
                     f"  reads {read}; {_made(step)}",
@@ -368,7 +370,7 @@ class Computation:
         bound = bound.changed(bound.arguments)
         inputs, traced = {}, dict[str, Any]()
         passed = given.tensors.values()
-        with held.watched(), reading(passed, settles, self.inputs) as values:
+        with held.watched(), reading(passed, settles) as values:
             for name, tensor in given.tensors.items():
                 shape, strides = layouts[name]
                 lying = {} if strides is None else {"strides": strides}
@@ -377,7 +379,7 @@ class Computation:
             for name, number in given.numbers.items():
                 value = layouts[name][0][0]
                 is_real = isinstance(number, float) and varies(value)
-                traced[name] = real(value) if is_real else value
+                traced[name] = real(value, inputs.values()) if is_real else value
             with given.replaced(bound.arguments, traced) as put:
                 returned = self.function(*bound.args, **bound.kwargs)
                 tensors = {k: t for k, t in traced.items() if isinstance(t, Traced)}
@@ -423,13 +425,33 @@ class Computation:
 
         ``owners``: of results, as ``_owner`` has them: what others own is copied.
         """
-        users, stages = consumers(ordered(results)), dict[Any, Stage]()
-        made: list[Step] = []
         own = [node for n, node in enumerate(results) if n not in outcome.parts]
         becomes = {inputs[name]: results[number] for name, number in outcome.writes.items()}
         over = overwritten(order, own, becomes)
         for root in over:
             places.overwrite(over[root], root)
+        order, rows = with_named_rows(order, results, becomes.keys(), places.is_on_gpu)
+        made = list(self._made(order, rows, results, places, ahead))
+        at = _needed(results, places)
+        made += _copies(places)
+        kept = [n for n, node in enumerate(results) if node in over or n in outcome.parts]
+        made += _clones(at, {n: o for n, o in enumerate(owners) if o is not None and n not in kept})
+        for name, number in outcome.writes.items():
+            made = written_in_place(made, results[number], inputs[name])
+        made = _without_unread(made, at)
+        read = {n for n in order if isinstance(n, Node)} | set(over.values())
+        named = {k: n for k, n in inputs.items() if n in read}
+        return Plan(named, made, at, outcome, self._alignment)
+
+    def _made(
+        self, order: Sequence[Group | Node], rows: Mapping[Node, NamedRows],
+        results: Sequence[Node], places: Places, ahead: Ahead,
+    ) -> Iterator[Step]:  # fmt: skip
+        """Yield what a plan does: kernels, calls, and the copies that these need before.
+
+        ``rows``: named rows, which kernels read where they lie: they are not gathered.
+        """
+        users, stages = consumers(ordered(results)), dict[Any, Stage]()
         for step in order:
             if isinstance(step, Group):
                 readers = [] if step.root in results else users[step.root]
@@ -438,34 +460,16 @@ class Computation:
                 stage, program = self._stage(step, stages, places, axes, ahead)
                 ahead.take(stage)
                 reads = [p.place for p in program.inputs]
-                launch = Launch(stage, reads, program.results, program.numbers)
-                made += [*_copies(places), launch]
+                yield from _copies(places)
+                yield Launch(stage, reads, program.results, program.numbers)
+            elif step in rows:
+                places.name(step, rows[step])
             elif step.kind == "call":
-                at = [places.of(node) for node in step.producers]
-                for place in at:
-                    places.need(place)
-                made += [*_copies(places), Called(step, at)]
+                at = _needed(step.producers, places)
+                yield from _copies(places)
+                yield Called(step, at)
             elif "held" in step.attrs:
-                made.append(step)
-        at = [places.of(node) for node in results]
-        for place in at:
-            places.need(place)
-        made += _copies(places)
-        owned: dict[Node, int] = {}
-        for i, (place, owner) in enumerate(zip(at, owners, strict=True)):
-            if owner is None or results[i] in over or i in outcome.parts:
-                continue
-            is_given = place.memory.kind == "input"
-            if is_given or owned.setdefault(place.memory, owner) != owner:  # a clone()
-                node = Node("input", "copy", (), place.shape, place.memory.dtype)
-                made.append(Copy(node, place))
-                at[i] = Place(node, 0, place.shape, row_major(place.shape))
-        for name, number in outcome.writes.items():
-            made = written_in_place(made, results[number], inputs[name])
-        made = _without_unread(made, at)
-        read = {n for n in order if isinstance(n, Node)} | set(over.values())
-        named = {k: n for k, n in inputs.items() if n in read}
-        return Plan(named, made, at, outcome, self._alignment)
+                yield step
 
     def _stage(
         self, group: Group, known: dict[Any, Stage], places: Places, order: tuple[int, ...] | None,
@@ -493,6 +497,14 @@ class Computation:
         made = {t: function_of(program.name, t, self.target, self.__module__) for t in texts}
         function, sample = made[program.text], made[program.sample]
         return Stage(group, program, function, sample, recommended(program, sample, 1)[0])
+
+
+def _needed(nodes: Sequence[Node], places: Places) -> list[Place]:
+    """Return where tensors lie; ``places`` then knows of the copies that they need."""
+    found = [places.of(node) for node in nodes]
+    for place in found:
+        places.need(place)
+    return found
 
 
 def _unnamed(text: str, name: str, program: Program) -> str:
@@ -606,6 +618,25 @@ def _without_unread(steps: Sequence[Step], results: Sequence[Place]) -> list[Ste
     read = {place.memory for step in steps for place in reads_of(step)}
     read |= {place.memory for place in results}
     return [step for step in steps if not isinstance(step, Node) or step in read]
+
+
+def _clones(at: list[Place], owners: Mapping[int, int]) -> list[Copy]:
+    """Return copies of results that others own, and have them lie there.
+
+    Args:
+        at: where results lie.
+        owners: of those that callers get as their own, by number.
+    """
+    found: list[Copy] = []
+    owned: dict[Node, int] = {}
+    for i, owner in owners.items():
+        place = at[i]
+        is_given = place.memory.kind == "input"
+        if is_given or owned.setdefault(place.memory, owner) != owner:  # a clone()
+            node = Node("input", "copy", (), place.shape, place.memory.dtype)
+            found.append(Copy(node, place))
+            at[i] = Place(node, 0, place.shape, row_major(place.shape))
+    return found
 
 
 def _copies(places: Places) -> list[Copy]:

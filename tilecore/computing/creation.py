@@ -22,7 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
-from tilecore.computing import calls, graph, operands
+from tilecore.computing import arrays, calls, graph, operands
 from tilecore.computing.calls import Call, Whole
 from tilecore.computing.extents import Extent, varies
 from tilecore.computing.graph import FLOATS, Node, Shape
@@ -148,13 +148,13 @@ OTHERS: Mapping[str, Callable[..., Node | None]] = MappingProxyType(
 )
 
 
-def real(value: Extent, span: SourceSpan) -> Node:
+def real(value: Extent, dtype: str, span: SourceSpan) -> Node:
     """Return a tensor of one number, a float that varies."""
-    found = _made("full", ((), value), (), torch.float32, span)
+    found = _made("full", ((), value), (), getattr(torch, dtype), span)
     assert found is not None
-    return Node(
-        found.kind, found.op, found.args, (), found.dtype, {**found.attrs, "is_real": True}, span
-    )
+    kind = {"is_real": True, "is_constant": False, "is_numpy": operands.device() is None}
+    attrs = {**found.attrs, **kind}
+    return Node(found.kind, found.op, found.args, (), found.dtype, attrs, span)
 
 
 def _made(
@@ -162,7 +162,7 @@ def _made(
 ) -> Node | None:
     dtype = dtype or torch.get_default_dtype()
     plain = str(dtype).removeprefix("torch.")
-    if plain not in calls.RESULTS or any(not varies(n) and n <= 0 for n in shape):
+    if plain not in calls.TYPES or any(not varies(n) and n <= 0 for n in shape):
         return None
     named = MappingProxyType({"dtype": dtype, "device": operands.device()})
     call = Call(name, _FREE[name], args, named)
@@ -237,6 +237,8 @@ def settled(roots: Sequence[Node]) -> list[Node]:
         if node not in of_new:
             with torch.inference_mode(False), torch.no_grad():
                 tensor = elements(node).clone()
+            if any(n.attrs.get("is_numpy") for n in graph.ordered([node])):
+                tensor = arrays.of_numpy(tensor)
             attrs = {"held": tensor, "counts": _counted(node)}
             of_new[node] = Node("input", "held", (), node.shape, node.dtype, attrs, node.span)
         return of_new[node]

@@ -16,7 +16,7 @@ from tilecore.computing.fusion import Group
 from tilecore.computing.graph import Node, Shape
 from tilecore.computing.places import Places
 from tilecore.computing.products import LOG2_E, LOWEST, softmax_steps, tile_of
-from tilecore.computing.text import Names, Program, indented, number, part_of, program
+from tilecore.computing.text import Names, Program, indented, part_of, program
 
 MOST_ROWS, FEWEST_KEYS = 16, 256
 MANY = 4  # queries of a head of keys from which on matrix products pay
@@ -29,6 +29,8 @@ def is_decoding(group: Group, is_on_gpu: bool) -> bool:
     """Return whether a group is attention of few queries over many keys, and nothing else."""
     core = group.core
     if core is None or core.kind != "attention" or group.roots != (core,) or len(core.args) > 3:
+        return False
+    if group.computed_in != "float32":
         return False
     is_long = core.producers[1].shape[-2] >= FEWEST_KEYS
     most = MOST_ON_GPU if is_on_gpu else MOST_ROWS
@@ -116,7 +118,7 @@ class _Block:
         self._dtype, self._value_dtype = k.dtype, v.dtype
         self._count = k.shape[-2]
         self._depth, self._width = operator.index(q.shape[-1]), operator.index(v.shape[-1])
-        self._factor = number(LOG2_E * core.attrs["scale"])
+        self._factor = repr(LOG2_E * core.attrs["scale"])
 
     def by_sums(self) -> list[str]:
         """Products with keys where they lie, several segments in turn."""

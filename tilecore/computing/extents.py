@@ -47,14 +47,8 @@ class Sizes:
             self.assume(f"{least} <= {name} < {2 * least}")
         return Extent(self, {(name,): 1})
 
-    def step(self, value: int) -> Extent:
-        """Return a symbol of its own, for a stride."""
-        name = f"n{len(self.values)}"
-        self.values[name] = value
-        return Extent(self, {(name,): 1})
-
-    def real(self, value: float) -> Extent:
-        """Return a symbol for a float: what a tensor of one number is filled with."""
+    def own(self, value: float) -> Extent:
+        """Return a symbol of its own: for a stride, or for what a tensor of one number holds."""
         name = f"n{len(self.values)}"
         self.values[name] = value
         return Extent(self, {(name,): 1})

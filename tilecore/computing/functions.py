@@ -27,6 +27,7 @@ from tilecore.computing.graph import (
     MOST_EXACT,
     Node,
     OfTorch,
+    computed_in,
     need_floats,
     pointwise,
 )
@@ -55,7 +56,7 @@ ALIASES: Mapping[str, str] = MappingProxyType({
     "clip": "clamp", "concat": "cat", "concatenate": "cat",
     "swapaxes": "transpose", "swapdims": "transpose",
     "moveaxis": "movedim", "view": "reshape", "float_power": "pow",
-    "linalg_vector_norm": "vector_norm", "rint": "round", "fix": "trunc",
+    "linalg_vector_norm": "vector_norm", "expit": "sigmoid", "rint": "round", "fix": "trunc",
     "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "invert": "bitwise_not",
 })  # fmt: skip
 
@@ -121,7 +122,7 @@ def _where(span: SourceSpan, condition: Node, input: Value, other: Value) -> Nod
     given = [_operand(input), _operand(other)]
     floats = [x for x in given if isinstance(x, Node) and x.dtype in FLOATS]
     if floats or any(isinstance(x, float) for x in given):
-        dtype = graph.common_dtype(floats)
+        dtype = graph.of_arrays("where", (condition, *given)) or graph.common_dtype(floats)
     else:
         dtype = INTEGER
         for x in given:
@@ -370,7 +371,8 @@ def _attention_and_sums(
 ) -> tuple[Node, Node]:
     """Return attention, and the logarithm of the sum of exponentials of each query's scores."""
     found = _attention(span, query, key, value, is_causal=is_causal, scale=scale)
-    sums = Node("beside", "logsumexp", (found,), query.shape[:-1], "float32", span=span)
+    kind, shape = computed_in(query.dtype), query.shape[:-1]
+    sums = Node("beside", "logsumexp", (found,), shape, kind, span=span)
     return found, sums
 
 
@@ -395,6 +397,7 @@ def attention(
         TypeMismatch: the element types differ, or are none of numbers (TC202).
     """
     need_floats("attention", q, k, v, *([] if mask is None else [mask]), span=span)
+    graph.need_narrow_on_gpu("attention", q, span=span)
     shared = _without_repeats(k), _without_repeats(v)
     if shared[0] is not k and shared[0].shape[:-2] == shared[1].shape[:-2]:
         (k, v), is_grouped = shared, True
@@ -465,7 +468,8 @@ CONVERSIONS = ("to", "type", "type_as", "astype", "float", "half", "bfloat16", *
 OF_ALL = (
     "transpose", "t", "permute", "reshape", "unsqueeze", "squeeze", "flatten", "chunk", "split",
     "contiguous", "clone", "detach", "cat", "stack", "grouped_mm", "cross_entropy",
-    "nll_loss", "gather", "scatter", "scatter_add", "index_put", "index_add",
+    "nll_loss", "gather", "scatter", "scatter_add", "index_put", "index_add", "getitem", "index",
+    "index_select",
     *views.ALWAYS, *views.MAYBE,
 )  # fmt: skip
 OF_TRUTH = (
@@ -487,13 +491,14 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType({
     "expand": views.expand, "broadcast_to": views.expand, "repeat_interleave": _repeat_interleave,
     "relu": _relu, "silu": _silu, "gelu": _gelu, "clamp": _clamp,
     "square": _square, "reciprocal": _reciprocal, "to": _to, "type": _to, "astype": _to,
-    "type_as": _to,
-    "float": _as("float32"), "half": _as("float16"), "bfloat16": _as("bfloat16"),
+    "type_as": _to, "float": _as("float32"), "double": _as("float64"), "half": _as("float16"),
+    "bfloat16": _as("bfloat16"),
     **{name: _as(dtype) for name, dtype in INTEGERS_OF.items()},
     "round": _round, "frac": _frac, "sign": _sign,
     "softmax": _softmax, "log_softmax": _log_softmax,
     "matmul": _matmul, "linear": _linear, "addmm": _addmm,
     "baddbmm": _addmm, "gather": picked.gather, "scatter": put.scatter,
+    "getitem": picked.indexed, "index": picked.indexed, "index_select": picked.index_select,
     "scatter_add": put.scatter_add, "index_put": put.index_put, "index_add": put.index_add,
     "grouped_mm": _grouped_mm,
     "scaled_dot_product_attention": _attention, "attention_and_sums": _attention_and_sums,

@@ -31,9 +31,11 @@ from tilecore.computing.graph import (
 from tilecore.computing.halves import in_halves
 from tilecore.computing.parts import in_parts
 from tilecore.computing.prologue import prologue_of, with_prologues
+from tilecore.computing.put import LEAST_WIDTH
 from tilecore.computing.reductions import reduced
 from tilecore.ir.dtype import DType
 
+SUMS = ("fold", "added")  # cores of which what they add up may be computed on the way
 CORES = ("product", "grouped", "attention", "fold", "added")
 WITHOUT_KERNEL = ("input", "view", "call")
 PLAIN = ("add", "sub", "mul", "neg", "abs", "cast", "maximum", "minimum")  # as fast as reading
@@ -55,7 +57,7 @@ class Group:
         twin: a second product, of the same left operand.
         takes_twin: whether there may be one.
         has_reductions: whether rows are reduced.
-        before: what a fold adds up, and what that is computed of.
+        before: what a sum adds up, and what that is computed of.
     """
 
     root: Node
@@ -89,8 +91,10 @@ class Group:
     def accepts(self, node: Node, users: Sequence[Node]) -> bool:
         """Return whether the kernel can compute a producer; ``users``: who reads it in the kernel.
 
-        Of a fold these are the nodes that it adds up, or others; operands of products are tensors.
+        Of a sum these are the nodes that it adds up, or others; operands of products are tensors.
         """
+        if node.shape and node.computed_in != self.computed_in:  # one number is any kernel's
+            return False
         if self._is_before(users):
             assert self.core is not None
             whole = self.core.producers[0].shape
@@ -106,8 +110,8 @@ class Group:
         return check is not None and check(node)
 
     def _is_before(self, users: Sequence[Node]) -> bool:
-        """Return whether what these read is what a fold adds up."""
-        if self.core is None or self.core.kind != "fold":
+        """Return whether what these read is what a sum adds up."""
+        if self.core is None or self.core.kind not in SUMS:
             return False
         return all(user is self.core or user in self.before for user in users)
 
@@ -152,6 +156,11 @@ class Group:
         return b.shape[:-2] == last.shape[:-2]
 
     @property
+    def computed_in(self) -> str:
+        """The type of its numbers between loads and stores."""
+        return self.root.computed_in
+
+    @property
     def is_of_rows(self) -> bool:
         """Whether it is functions of elements and reductions of rows alone."""
         return self.core is None and self.root.kind != "joined"
@@ -191,7 +200,7 @@ def steps(
     roots = rewritten(rewritten(roots, _with_attention), _without_softmax)
     roots = merged(rewritten(roots, _without_expand))
     roots = roots if is_on_gpu else _with_few_rows(roots)
-    roots = merged(in_parts(roots))
+    roots = merged(in_parts(_with_rows_as_made(roots)))
     if joins_products:
         roots = merged(in_halves(roots))
     roots = with_prologues(merged(_in_front_of_views(roots)), is_on_gpu)
@@ -405,6 +414,25 @@ def _with_few_rows(roots: Sequence[Node]) -> list[Node]:
             "product", "product", (y, x), (columns, rows), node.dtype, node.attrs, node.span
         )
         return permuted(turned, (1, 0), node.span)
+
+    return rewritten_beside(roots, change)
+
+
+def _with_rows_as_made(roots: Sequence[Node]) -> list[Node]:
+    """Return roots where rows that are added up are so in the shape in which they are computed."""
+    users = consumers(ordered(roots))
+
+    def change(node: Node, before: Node) -> Node:
+        if node.kind != "added":
+            return node
+        rows, *rest = node.producers
+        (made,) = rows.producers if (rows.kind, rows.op) == ("view", "reshape") else (rows,)
+        old = before.producers[0]
+        is_own = made is not rows and len(users[old]) == len(users[old.producers[0]]) == 1
+        if not is_own or made.kind != "pointwise" or varies(made.shape[-1]):
+            return node
+        are_parts = node.shape[1] % made.shape[-1] == 0 and made.shape[-1] >= LEAST_WIDTH
+        return with_args(node, (made, *rest)) if are_parts else node
 
     return rewritten_beside(roots, change)
 

@@ -132,7 +132,7 @@ def node_of(value: Any) -> Value:
         return value
     if isinstance(value, View):
         return value.node
-    if isinstance(value, tuple | list) and any(isinstance(v, View) for v in value):
+    if isinstance(value, tuple | list) and any(isinstance(v, View) or is_tensor(v) for v in value):
         return [node_of(v) for v in value]
     if isinstance(value, np.generic):
         return value.item()

@@ -1,10 +1,10 @@
 """The expression graph of a computation: nodes, their shapes, and the arithmetic of both.
 
 Extents are integers, or ``extents.Extent`` where they differ from call to call. Element types are
-float32, float16 and bfloat16; sums and everything between two kernels' tensors are float32. Truth
-and integers of comparisons, of ``where`` and of conversions go into functions of elements and into
-results, as do floats of 8 bits; what else is made of them is torch's matter (``calls``), but for
-masks and conversions to floats.
+float32, float16, bfloat16 and float64; sums and what lies between two kernels' tensors are float32,
+or float64 where that is (no kernel computes in both). Truth and integers of comparisons, of
+``where`` and of conversions go into functions of elements and into results, as do floats of 8 bits;
+what else is made of them is torch's matter (``calls``), but for masks and conversions to floats.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
+import numpy as np
+
 from tilecore.computing.extents import present, varies
 from tilecore.errors import ShapeMismatch, SourceSpan, TypeMismatch
 from tilecore.ir.dtype import DType
 
-FLOATS = ("float32", "float16", "bfloat16")
+FLOATS = ("float32", "float16", "bfloat16", "float64")
 INTEGERS = ("int8", "uint8", "int16", "int32", "int64")
 CUT = (*INTEGERS, "float8_e4m3fn", "float8_e5m2")  # a conversion leaves out what it must
 COMPLEX = MappingProxyType({"complex64": 8, "complex128": 16})  # bytes of what torch computes with
@@ -43,7 +45,7 @@ class Node:
         args: what it is made of; numbers, and extents as numbers, stand in pointwise nodes alone.
         shape: its extents.
         dtype: its element type; "bool" of comparisons, "int64" of ``where`` with integers, any of
-            ``CUT`` of casts; of inputs and calls any that ``calls.RESULTS`` names.
+            ``CUT`` of casts; of inputs and calls any that ``calls.TYPES`` names.
         attrs: what else the kind needs (axis of a reduction, scale of attention, ...).
         span: the line of the computation that asks for it.
     """
@@ -62,9 +64,20 @@ class Node:
         return tuple(a for a in self.args if isinstance(a, Node))
 
     @property
+    def computed_in(self) -> str:
+        """The type of the numbers that a kernel computes it with."""
+        operands = (p.dtype for p in self.producers if p.shape or not self.shape)
+        return computed_in(self.dtype, *operands)
+
+    @property
     def size(self) -> int:
         """How many elements it has."""
         return math.prod(self.shape)
+
+
+def computed_in(*dtypes: str) -> str:
+    """Return the type in which kernels compute with numbers of some types."""
+    return "float64" if "float64" in dtypes else "float32"
 
 
 def ordered(
@@ -89,6 +102,14 @@ def ordered(
         elif following not in found:
             stack.append((following, producers(following)))
     return list(found)
+
+
+def is_number(node: Node) -> bool:
+    """Return whether a node is a float that varies, or arithmetic of such alone."""
+    return node.shape == () and all(
+        "is_real" in one.attrs or (one.kind == "pointwise" and one.producers)
+        for one in ordered([node])
+    )
 
 
 def viewed(node: Node) -> Node:
@@ -167,7 +188,24 @@ def pointwise(op: str, *args: Any, span: SourceSpan, dtype: str | None = None) -
     if dtype is None and op in OF_INTEGERS and not has_float:
         raise _not_of_integers(op, tensors[0], span)
     numbers = (a if isinstance(a, Node) or varies(a) else float(a) for a in args)
-    return Node("pointwise", op, tuple(numbers), shape, dtype or common_dtype(floats), span=span)
+    dtype = dtype or of_arrays(op, args) or common_dtype(floats)
+    return Node("pointwise", op, tuple(numbers), shape, dtype, span=span)
+
+
+def of_arrays(op: str, args: Sequence[Any]) -> str | None:
+    """Return the element type of a function of arrays, as NumPy has it; None: torch's are read."""
+    from tilecore.computing import operands  # which needs this module
+
+    if operands.reading() is None or operands.device() is not None:
+        return None
+    own = [a for a in (args[1:] if op == "where" else args) if isinstance(a, Node)]
+    wide = [DType(a.dtype).numpy for a in own if not is_number(a)]
+    has_numbers = len(wide) < len(args) - (op == "where")
+    try:
+        found = np.result_type(*wide, *[1.0] * has_numbers).name
+    except TypeError:  # types that are none of NumPy's own
+        return None
+    return found if found in FLOATS else None
 
 
 def cast(x: Node, dtype: str, span: SourceSpan) -> Node:
@@ -191,6 +229,18 @@ def need_floats(what: str, *tensors: Node, span: SourceSpan) -> None:
             raise _not_of_integers(what, tensor, span)
 
 
+def need_narrow_on_gpu(what: str, x: Node, span: SourceSpan) -> None:
+    """Leave products of float64 on GPUs to torch: our kernels for these were never measured.
+
+    Raises:
+        OfTorch: it is one (TC202).
+    """
+    from tilecore.computing import operands  # which needs this module
+
+    if x.dtype == "float64" and operands.is_on_gpu():
+        raise OfTorch(expected=f"`{what}` of narrower floats", found=x.dtype, span=span)
+
+
 class OfTorch(TypeMismatch):
     """What kernels do not compute of these arguments, and torch may: of truth, of integers, ..."""
 
@@ -212,6 +262,7 @@ def product(
         TypeMismatch: the element types differ, or are none of numbers (TC202).
     """
     need_floats("matrix product", a, b, span=span)
+    need_narrow_on_gpu("matrix product", a, span=span)
     (a, trans_a), (b, trans_b) = _upright(a, trans_a), _upright(b, trans_b)
     m, k = _last(a, trans_a)
     other, n = _last(b, trans_b)
@@ -240,6 +291,8 @@ def grouped(a: Node, b: Node, ends: Node, span: SourceSpan) -> Node:
         TypeMismatch: the element types differ, or are none of numbers; ends are no int32 (TC202).
     """
     need_floats("grouped_mm", a, b, span=span)
+    if a.dtype == "float64":
+        raise OfTorch(expected="`grouped_mm` of narrower floats", found=a.dtype, span=span)
     b, trans_b = _upright(b, False)
     depth, columns = _last(b, trans_b)
     wanted = (b.shape[0], a.shape[1])
@@ -345,4 +398,4 @@ def common_dtype(tensors: Sequence[Node]) -> str:
     kinds = {t.dtype for t in tensors if t.shape} or {
         t.dtype for t in tensors
     }  # one number follows
-    return kinds.pop() if len(kinds) == 1 else "float32"
+    return kinds.pop() if len(kinds) == 1 else computed_in(*kinds)

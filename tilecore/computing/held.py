@@ -110,7 +110,7 @@ class Held:
         self._taken = taken
         self._spaces = [s for s in reach.spaces.values() if s.known or s.grows]
         self._variables, self._wholes = reach.variables, reach.wholes
-        self._values: list[tuple[Any, int]] = []
+        self._values: list[tuple[Any, Any]] = []
         self._before = [_entries(*owner) for owner in self._owners()]
         self._check = self._checked()
 
@@ -126,7 +126,7 @@ class Held:
 
     def depend_on(self, tensors: Iterable[Any]) -> None:
         """Have it be another where elements of some tensors are others."""
-        self._values += [(t, t._version) for t in tensors if not t.is_inference()]
+        self._values += [(t, arrays.mark(t)) for t in tensors]
 
     def holds(self) -> bool:
         """Return whether all is what it was; quick if it is."""
@@ -164,7 +164,7 @@ class Held:
         return self._has_other_values() or any(c.is_of_tensors for c in self.changes())
 
     def _has_other_values(self) -> bool:
-        return any(tensor._version != version for tensor, version in self._values)
+        return any(arrays.mark(tensor) != mark for tensor, mark in self._values)
 
     def changes(self) -> list[Change]:
         """Return what is not as it was."""

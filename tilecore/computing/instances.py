@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tilecore.computing.calls import RESULTS
+from tilecore.computing.calls import TYPES
 from tilecore.computing.graph import Node
 from tilecore.computing.operands import caller
 from tilecore.computing.storage import Storage
@@ -21,7 +21,7 @@ from tilecore.computing.tensor import Traced, called, unknown
 from tilecore.errors import UnsupportedSyntax
 
 _EMPTY: Mapping[str, Any] = MappingProxyType(
-    {name: torch.empty((), dtype=getattr(torch, name), device="meta") for name in RESULTS}
+    {name: torch.empty((), dtype=getattr(torch, name), device="meta") for name in TYPES}
 )
 _ATEN = torch.ops.aten
 _SAME = (_ATEN.alias.default, _ATEN.detach.default)

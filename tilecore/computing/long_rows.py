@@ -13,11 +13,11 @@ from tilecore.computing.fusion import Group
 from tilecore.computing.graph import Node
 from tilecore.computing.places import Places
 from tilecore.computing.rows import (
-    NEUTRAL,
     REDUCTIONS,
     Loop,
     combined,
     held_as,
+    neutral,
     stored,
     stored_as,
     wide,
@@ -62,7 +62,7 @@ class _Walks:
         for root in group.roots:
             if wide(group, root):
                 target = self._names.written(root, (count, self._columns))
-                value = stored_as(root.dtype, loop.compute(root))
+                value = stored_as(root.dtype, loop.compute(root), self._names)
                 stores.append(f"{target}[b * block_M + i, c * block_N + j] = {value}")
             else:
                 made, target = self._known[root], self._names.written(root, (count,))
@@ -83,10 +83,11 @@ class _Walks:
             part = self._fragment("f", "(block_M, block_N)")
             value = loop.compute(node.producers[0])
             parts.append(part)
-            self._lines.append(f"T.fill({part}, {NEUTRAL[node.op]})")
+            nothing = neutral(node.op, self._names)
+            self._lines.append(f"T.fill({part}, {nothing})")
             inside = f"c * block_N + j < {self._columns}"
             name = self._names.of(node)
-            loop.lines.append(f"{name} = T.if_then_else({inside}, {value}, {NEUTRAL[node.op]})")
+            loop.lines.append(f"{name} = T.if_then_else({inside}, {value}, {nothing})")
             both = combined(node.op, f"{part}[i, j]", name, node.attrs.get("keeps_nan"))
             loop.lines.append(f"{part}[i, j] = {both}")
         self._lines += _over_columns(self._columns, loop.lines)
@@ -114,14 +115,14 @@ class _Walks:
 
     def _fragment(self, kind: str, shape: str) -> str:
         name = f"{kind}{len(self._made)}"
-        self._made.append(f"{name} = T.alloc_fragment({shape}, 'float32')")
+        self._made.append(f"{name} = T.alloc_fragment({shape}, {self._names.wide!r})")
         return name
 
     def _loop(self) -> Loop:
         known = {node: held_as(node.dtype, text) for node, text in self._known.items()}
         loop = Loop(self._group, self._names, known)
         for operand in self._group.operands:
-            place = self._names.places.read(operand)
+            place = self._names.places.by_element(operand)
             loop.known[operand] = self._names.element(
                 operand, place, self._rows, self._columns, "b * block_M + i", "c * block_N + j"
             )

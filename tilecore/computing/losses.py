@@ -15,7 +15,7 @@ from typing import Any
 from tilecore.computing import calls
 from tilecore.computing.composites import logsumexp, softplus
 from tilecore.computing.extents import varies
-from tilecore.computing.graph import FLOATS, Node, cast, pointwise, reshaped
+from tilecore.computing.graph import FLOATS, Node, cast, computed_in, pointwise, reshaped
 from tilecore.computing.picked import gather
 from tilecore.computing.reductions import reduced
 from tilecore.errors import SourceSpan
@@ -93,19 +93,19 @@ def cross_entropy(
     if not _are_classes_of_rows(input, target, old, reduction):
         given = (input, target, weight, size_average, ignore_index, reduce, reduction)
         return _by_torch("cross_entropy", span, *given, label_smoothing)
-    rows = (input.shape[0], 1)
+    rows, kind = (input.shape[0], 1), computed_in(input.dtype)
     asked = (input, target, ignore_index)
     picked, is_wanted, count = calls.called("gather", _picked, asked, {}, span)
     total = logsumexp(span, input, 1, keepdim=True)
-    found = pointwise("sub", total, reshaped(picked, rows, span), span=span, dtype="float32")
+    found = pointwise("sub", total, reshaped(picked, rows, span), span=span, dtype=kind)
     if label_smoothing:
-        mean = reduced("sum", input, [1], True, span, input.shape[1], "float32")
-        even = pointwise("sub", total, mean, span=span, dtype="float32")
+        mean = reduced("sum", input, [1], True, span, input.shape[1], kind)
+        even = pointwise("sub", total, mean, span=span, dtype=kind)
         found = pointwise("mul", found, 1.0 - label_smoothing, span=span)
         even = pointwise("mul", even, float(label_smoothing), span=span)
         found = pointwise("add", found, even, span=span)
     is_wanted = reshaped(is_wanted, rows, span)
-    found = pointwise("where", is_wanted, found, 0.0, span=span, dtype="float32")
+    found = pointwise("where", is_wanted, found, 0.0, span=span, dtype=kind)
     found = reshaped(found, input.shape[:1], span)
     return _of_wanted(found, count, input.dtype, reduction, span)
 
@@ -141,8 +141,9 @@ def nll_loss(
         return _by_torch("nll_loss", span, *given)
     classes, is_wanted, count = calls.called("classes", _wanted, (target, ignore_index), {}, span)
     found = gather(span, input, 1, classes)
-    found = pointwise("neg", reshaped(found, target.shape, span), span=span, dtype="float32")
-    found = pointwise("where", is_wanted, found, 0.0, span=span, dtype="float32")
+    kind = computed_in(input.dtype)
+    found = pointwise("neg", reshaped(found, target.shape, span), span=span, dtype=kind)
+    found = pointwise("where", is_wanted, found, 0.0, span=span, dtype=kind)
     return _of_wanted(found, count, input.dtype, reduction, span)
 
 
@@ -181,10 +182,11 @@ def _number(extent: Any) -> Any:
 
 
 def _picked(logits: Any, classes: Any, ignored: int) -> tuple[Any, Any, Any]:
-    """Return logits of wanted classes in float32, where one is wanted, and how often, by torch."""
+    """Return logits of wanted classes, where one is wanted, and how often, by torch."""
     is_wanted = classes != ignored
     found = logits.gather(1, classes.where(is_wanted, 0)[:, None])
-    return found[:, 0].float(), is_wanted, is_wanted.sum().float()
+    found = found[:, 0]
+    return found if found.itemsize > 4 else found.float(), is_wanted, is_wanted.sum().float()
 
 
 def _are_alike(input: Node, target: Any, reduction: str, *others: Any) -> bool:

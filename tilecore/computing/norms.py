@@ -13,14 +13,22 @@ from typing import Any
 
 from tilecore.computing import calls
 from tilecore.computing.extents import varies
-from tilecore.computing.graph import Node, OfTorch, cast, need_floats, pointwise, reshaped
+from tilecore.computing.graph import (
+    Node,
+    OfTorch,
+    cast,
+    computed_in,
+    need_floats,
+    pointwise,
+    reshaped,
+)
 from tilecore.computing.reductions import reduced
 from tilecore.computing.views import axes_of, axes_reduced
 from tilecore.errors import ShapeMismatch, SourceSpan, UnsupportedSyntax
 
 EUCLID = (None, "fro", 2)  # names of the root of a sum of squares
 KNOWN = (*EUCLID, 1, math.inf)
-EPSILON = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+EPSILON = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7, "float64": 2.0**-52}
 
 
 def _by_torch(name: str, span: SourceSpan, *args: Any, **options: Any) -> Any:
@@ -83,7 +91,7 @@ def cosine_similarity(
     if len(x1.shape) != len(x2.shape) or x1.shape[dim] != x2.shape[dim]:
         return _by_torch("cosine_similarity", span, x1, x2, dim=dim, eps=eps)
     axes, dtype = axes_of(x1, dim), pointwise("mul", x1, x2, span=span).dtype
-    products = pointwise("mul", x1, x2, span=span, dtype="float32")
+    products = pointwise("mul", x1, x2, span=span, dtype=computed_in(x1.dtype, x2.dtype))
     found = reduced("sum", products, axes, True, span)
     for x in (x1, x2):
         length = _at_least(eps, _length(x, 2, axes, span), span)
@@ -145,8 +153,8 @@ def group_norm(
     groups = (num_groups, channels // num_groups)
     x, axes = reshaped(input, (examples, *groups, *behind), span), [2, 3][: 1 + len(behind)]
     count = groups[1] * math.prod(behind)
-    mean = reduced("sum", x, axes, True, span, count, "float32")
-    centred = pointwise("sub", x, mean, span=span, dtype="float32")
+    mean = reduced("sum", x, axes, True, span, count, computed_in(x.dtype))
+    centred = pointwise("sub", x, mean, span=span, dtype=mean.dtype)
     squares = pointwise("mul", centred, centred, span=span)
     scale = pointwise("add", reduced("sum", squares, axes, True, span, count), eps, span=span)
     found = pointwise("mul", centred, pointwise("rsqrt", scale, span=span), span=span)
@@ -196,13 +204,13 @@ def _rows(
 def _standardized(rows: Node, eps: float, span: SourceSpan) -> Node:
     """Return rows with mean 0 and variance 1, in float32."""
     last = len(rows.shape) - 1
-    mean = reduced("sum", rows, [last], True, span, rows.shape[-1], "float32")
+    mean = reduced("sum", rows, [last], True, span, rows.shape[-1], computed_in(rows.dtype))
     return _scaled(pointwise("sub", rows, mean, span=span), eps, span)
 
 
 def _scaled(rows: Node, eps: float, span: SourceSpan) -> Node:
     """Return rows with a mean square of 1, in float32."""
-    squares = pointwise("mul", rows, rows, span=span, dtype="float32")
+    squares = pointwise("mul", rows, rows, span=span, dtype=computed_in(rows.dtype))
     mean = reduced("sum", squares, [len(rows.shape) - 1], True, span, rows.shape[-1])
     scale = pointwise("rsqrt", pointwise("add", mean, float(eps), span=span), span=span)
     return pointwise("mul", rows, scale, span=span)
@@ -238,10 +246,10 @@ def _average(name: str, rank: int) -> Callable[..., Any]:
 def _length(x: Node, p: Any, axes: list[int], span: SourceSpan) -> Node:
     """Return the norm over some axes, which stay with an extent of 1, in float32."""
     if p in EUCLID:
-        squares = pointwise("mul", x, x, span=span, dtype="float32")
+        squares = pointwise("mul", x, x, span=span, dtype=computed_in(x.dtype))
         return pointwise("sqrt", reduced("sum", squares, axes, True, span), span=span)
-    op, size = "sum" if p == 1 else "amax", pointwise("abs", x, span=span, dtype="float32")
-    return reduced(op, size, axes, True, span)
+    size = pointwise("abs", x, span=span, dtype=computed_in(x.dtype))
+    return reduced("sum" if p == 1 else "amax", size, axes, True, span)
 
 
 def _without(x: Node, axes: list[int], span: SourceSpan) -> Node:

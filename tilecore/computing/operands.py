@@ -27,13 +27,11 @@ class Reading:
             torch's.
         settles: whether what is computed of tensors that the function holds is known by now, since
             Python decides by it.
-        inputs: element types of tensors that are passed or held.
         values: tensors that the function holds whose elements decide on how it is read.
     """
 
     device: Any
     settles: bool = False
-    inputs: tuple[str, ...] = calls.INPUTS
     values: list[Any] = field(default_factory=list)
 
 
@@ -51,16 +49,19 @@ def device() -> Any:
     return None if now is None else now.device
 
 
-def begin(
-    tensors: Iterable[Any], settles: bool, inputs: tuple[str, ...]
-) -> Token[Reading | None]:  # fmt: skip
+def is_on_gpu() -> bool:
+    """Return whether the call that is read has tensors of a GPU."""
+    return getattr(device(), "type", "cpu") == "cuda"
+
+
+def begin(tensors: Iterable[Any], settles: bool) -> Token[Reading | None]:
     """Have a function read that is called with some tensors, until the token is reset."""
     import torch
 
     known = list(tensors)
     found = next((t.device for t in known if isinstance(t, torch.Tensor)), torch.device("cpu"))
     is_numpy = any(isinstance(t, np.ndarray) for t in known)
-    return _reading.set(Reading(None if is_numpy else found, settles, inputs))
+    return _reading.set(Reading(None if is_numpy else found, settles))
 
 
 def end(token: Token[Reading | None]) -> None:
@@ -102,23 +103,35 @@ def input_of(name: str, tensor: Any, shape: Shape | None = None, **attrs: Any) -
     ``shape``: where some of its extents vary.
     """
     dtype, span = str(tensor.dtype).removeprefix("torch."), caller()
+    need_own_class(name, tensor, span)
     layout = str(getattr(tensor, "layout", "torch.strided"))
     if layout != "torch.strided":
         raise TypeMismatch(
             expected=f"`{name}` of all elements", found=layout, span=span,
             hint="convert it first: to_dense()",
         )  # fmt: skip
-    now = _reading.get()
-    known = calls.INPUTS if now is None else now.inputs
-    if dtype not in known:
+    if dtype not in calls.TYPES:
         raise TypeMismatch(
-            expected=f"`{name}` of element type {', '.join(known)}", found=dtype, span=span,
+            expected=f"`{name}` of element type {', '.join(calls.TYPES)}", found=dtype, span=span,
             hint="convert it first",
         )  # fmt: skip
     shape = tuple(int(n) for n in tensor.shape) if shape is None else shape
     if 0 in shape:
         raise ShapeMismatch(what=name, expected="elements", found=f"shape {shape}", span=span)
     return Node("input", name, (), shape, dtype, attrs, span)
+
+
+def need_own_class(name: str, tensor: Any, span: SourceSpan | None = None) -> None:
+    """Refuse arrays of classes that mean something else by NumPy's functions (masks, matrices).
+
+    Raises:
+        TypeMismatch: it is one (TC202).
+    """
+    if isinstance(tensor, np.ndarray) and type(tensor) not in (np.ndarray, np.memmap):
+        raise TypeMismatch(
+            expected=f"`{name}` as an array of NumPy's own class", found=type(tensor).__name__,
+            span=span, hint="convert it first: np.asarray(x)",
+        )  # fmt: skip
 
 
 def need_elements(*nodes: Node) -> None:

@@ -1,6 +1,7 @@
-"""Elements that integers pick out of rows (``gather``): of few of many only these are computed.
+"""Elements that integers pick out of rows (``gather``), and rows (``x[i]``, ``index_select``).
 
-The logarithms of a softmax are the case: of each row one class is asked for, and no row is stored.
+Of few elements of many only these are computed. The logarithms of a softmax are the case: of each
+row one class is asked for, and no row is stored.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from typing import Any
 
 from tilecore.computing import calls
 from tilecore.computing.extents import varies
-from tilecore.computing.graph import Node
+from tilecore.computing.graph import Node, OfTorch
+from tilecore.computing.numbers import rows
 from tilecore.computing.reductions import THERE
 from tilecore.computing.views import axes_of
 from tilecore.errors import SourceSpan
@@ -29,6 +31,43 @@ def gather(
         if are_few(input, axis, index):
             return _Picking(axis, index, span).of(input)
     return calls.called("gather", torch.gather, (input, dim, index), {}, span)
+
+
+def indexed(span: SourceSpan, input: Node, index: Any) -> Any:
+    """Return the rows of a tensor that integers in the place of one of its axes name.
+
+    Raises:
+        OfTorch: something else stands in the index (TC202).
+    """
+    entries = list(index) if isinstance(index, list | tuple) else [index]
+    while entries and entries[-1] in (Ellipsis, slice(None)):
+        del entries[-1]
+    *before, numbers = entries or [None]
+    if not isinstance(numbers, Node) or any(e not in (None, slice(None)) for e in before):
+        raise _of_torch(span)
+    return _rows(input, len(before), numbers, True, span)
+
+
+def index_select(span: SourceSpan, input: Node, dim: int, index: Node) -> Any:
+    """Return the rows of a tensor that integers name along an axis.
+
+    Raises:
+        OfTorch: these are single elements (TC202).
+    """
+    if not input.shape or not isinstance(index, Node) or len(index.shape) != 1:
+        raise _of_torch(span)
+    return _rows(input, axes_of(input, dim)[0], index, False, span)
+
+
+def _rows(x: Node, axis: int, numbers: Node, wraps: bool, span: SourceSpan) -> Any:
+    if axis >= len(x.shape) - 1 or numbers.dtype not in ("int32", "int64"):
+        raise _of_torch(span)
+    return calls.called("rows", rows, (x, axis, numbers, wraps), {}, span)
+
+
+def _of_torch(span: SourceSpan) -> OfTorch:
+    expected = "integers that name rows along one axis"
+    return OfTorch(expected=expected, found="others", span=span)
 
 
 def are_few(x: Node, axis: int, index: Node) -> bool:

@@ -17,7 +17,6 @@ from tilecore.computing.text import (
     Names,
     Program,
     indented,
-    number,
     part_of,
     program,
     view_of,
@@ -114,13 +113,15 @@ class _Step:
         self.result, self.turns = c, list[str]()
         shape = "block_N, block_M" if found.is_first else "block_M, block_N"
         self.made = [
-            *found.made, f"{c} = T.alloc_fragment(({shape}), 'float32')", f"T.clear({c})",
+            *found.made, f"{c} = T.alloc_fragment(({shape}), {names.wide!r})", f"T.clear({c})",
         ]  # fmt: skip
         operands = [("a", trans_a), (b, found.is_turned)]
         if found.is_first:
             operands = [(b, not found.is_turned), ("a", not trans_a)]
             self.result = f"turned{suffix}"
-            self.made.append(f"{self.result} = T.alloc_fragment((block_M, block_N), 'float32')")
+            self.made.append(
+                f"{self.result} = T.alloc_fragment((block_M, block_N), {names.wide!r})"
+            )
             self.turns = [
                 "for i, j in T.Parallel(block_M, block_N):", f"    {self.result}[i, j] = {c}[j, i]",
             ]  # fmt: skip
@@ -237,7 +238,7 @@ def attention(group: Group, name: str, places: Places, order: Sequence[int] | No
     )  # fmt: skip
     last = f"T.min({keys}, (bx + 1) * block_M)" if is_causal else str(keys)
     is_folded = not mask and scale > 0  # into the exponent
-    factor = number(LOG2_E * (scale if is_folded else 1.0))
+    factor = names.number(LOG2_E * (scale if is_folded else 1.0))
     rows = "largest, top, shrink, part, total"
     lines = [
         "T.annotate_pass_configs({'tc.skip_masked': True})",
@@ -245,10 +246,10 @@ def attention(group: Group, name: str, places: Places, order: Sequence[int] | No
         f"    q = T.alloc_shared((block_M, {depth}), {q.dtype!r})",
         f"    k = T.alloc_shared((block_N, {depth}), {k.dtype!r})",
         f"    v = T.alloc_shared((block_N, {width}), {v.dtype!r})",
-        "    scores = T.alloc_fragment((block_M, block_N), 'float32')",
+        f"    scores = T.alloc_fragment((block_M, block_N), {names.wide!r})",
         f"    weights = T.alloc_fragment((block_M, block_N), {v.dtype!r})",
-        f"    c = T.alloc_fragment((block_M, {width}), 'float32')",
-        *(f"    {r} = T.alloc_fragment((block_M,), 'float32')" for r in rows.split(", ")),
+        f"    c = T.alloc_fragment((block_M, {width}), {names.wide!r})",
+        *(f"    {r} = T.alloc_fragment((block_M,), {names.wide!r})" for r in rows.split(", ")),
         f"    T.copy({name_q}[{from_q}], q)",
         "    T.clear(c)",
         "    T.clear(total)",
@@ -278,7 +279,7 @@ def attention(group: Group, name: str, places: Places, order: Sequence[int] | No
         stored = names.written(sums, (heads, queries))
         lines += [
             "    for i in T.Parallel(block_M):",
-            f"        part[i] = top[i] * {number(1 / LOG2_E)} + T.log(total[i])",
+            f"        part[i] = top[i] * {names.number(1 / LOG2_E)} + T.log(total[i])",
             f"    T.copy(part, {stored}[bz, bx * block_M])",
         ]
     return program(group, name, names, None, ATTENTION_KNOBS, indented(lines, 2))
@@ -312,7 +313,7 @@ def _seen(core: Node, names: Names, own: Shape, is_folded: bool) -> list[str]:
     row, column = "bx * block_M + i", "step * block_N + j"
     value = "scores[i, j]"
     if not is_folded:
-        value += f" * {number(core.attrs['scale'])}"
+        value += f" * {names.number(core.attrs['scale'])}"
     if mask:
         whole = f"bz * {queries} + {row}"
         place = names.places.read(mask[0])
@@ -322,7 +323,7 @@ def _seen(core: Node, names: Names, own: Shape, is_folded: bool) -> list[str]:
         hidden, seen = f"T.Or({hidden}, {column} > {row})", f"T.min({keys}, bx * block_M + 1)"
     lines = [
         "for i, j in T.Parallel(block_M, block_N):",
-        f"    scores[i, j] = T.if_then_else({hidden}, -T.infinity('float32'), {value})",
+        f"    scores[i, j] = T.if_then_else({hidden}, -{names.infinity}, {value})",
     ]
     if not is_folded:
         return lines

@@ -139,6 +139,8 @@ def with_prologues(roots: Sequence[Node], is_on_gpu: bool) -> list[Node]:
         found = _traced(_members(b, before, users, results))
         if found is None or a in found.members or not _reads_what_is_there(found):
             return node
+        if any(member.computed_in != "float32" for member in (node, *found.members)):
+            return node
         (left, right), own = node.producers, MappingProxyType({"prologue": found})
         if rows <= most_rows and (rows <= FEW_ROWS or _reads_no_more(found)):
             args, attrs = (left, *found.leaves), MappingProxyType({**node.attrs, **own})

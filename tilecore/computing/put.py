@@ -26,6 +26,7 @@ from tilecore.computing.graph import (
     sliced,
     viewed,
 )
+from tilecore.computing.numbers import named
 from tilecore.computing.picked import are_few
 from tilecore.computing.reductions import THERE
 from tilecore.computing.views import axes_of
@@ -135,14 +136,8 @@ def _checked(index: Any, axis: int, extent: int) -> tuple[Any, ...]:
     """Return places of an axis, one tensor for each that is put there; those that are not fail."""
     import torch
 
-    if index.is_cuda:  # whose elements are not waited for
-        torch._assert_async(((index >= 0) & (index < extent)).all())
-    elif not index.is_meta:
-        least, most = (int(n) for n in torch.aminmax(index))
-        if least < 0 or most >= extent:
-            wrong = least if least < 0 else most
-            said = f"index {wrong} is out of bounds for dimension {axis} with size {extent}"
-            raise RuntimeError(said)
+    if not index.is_meta:
+        index = named(index, extent, axis)
     return tuple(part.contiguous() for part in index.to(torch.int32).split(1, axis))
 
 
@@ -188,7 +183,8 @@ def _added(x: Node, indices: Sequence[Node], values: Any, span: SourceSpan, *, w
     if not is_known or any(map(varies, x.shape)) or values.shape != (*lead, *rest):
         raise _of_torch("rows of one element type and known extents")
     now = operands.device()
-    if width < LEAST_WIDTH or not is_made(x) or now is None or now.type != "cpu":
+    is_elsewhere = now is not None and now.type != "cpu"
+    if width < LEAST_WIDTH or not is_made(x) or is_elsewhere:
         raise _of_torch("wide rows of what is computed, on a CPU")
     order, starts = calls.called("sorted_rows", _sorted, (extents, wraps, *indices), {}, span)
     rows = reshaped(values, (math.prod(lead), width), span)
@@ -215,13 +211,7 @@ def _sorted(extents: Sequence[int], wraps: bool, *indices: Any) -> tuple[Any, An
         return tuple(torch.empty(n, dtype=torch.int32, device="meta") for n in sizes)
     flat: Any = 0
     for axis, (index, extent) in enumerate(zip(indices, extents, strict=True)):
-        least, most = (int(n) for n in torch.aminmax(index))
-        lowest = -extent if wraps else 0
-        if least < lowest or most >= extent:
-            wrong = least if least < lowest else most
-            said = f"index {wrong} is out of bounds for dimension {axis} with size {extent}"
-            raise (IndexError if wraps else RuntimeError)(said)  # as torch does
-        flat = flat * extent + (index.where(index >= 0, index + extent) if least < 0 else index)
+        flat = flat * extent + named(index, extent, axis, wraps, is_index=wraps)
     flat = flat.flatten().long()
     starts = torch.zeros(count + 1, dtype=torch.int32)
     torch.cumsum(torch.bincount(flat, minlength=count), 0, dtype=torch.int32, out=starts[1:])

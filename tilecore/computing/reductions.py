@@ -16,6 +16,7 @@ from tilecore.computing.graph import (
     Node,
     Shape,
     cast,
+    computed_in,
     need_floats,
     permuted,
     pointwise,
@@ -65,7 +66,7 @@ def _over(
         first -= 1
     others = [axis for axis in range(first) if axis in axes]
     if others and first < rank:
-        rows = reshaped(_over_last(op, x, first, "float32", span), x.shape[:first], span)
+        rows = reshaped(_over_last(op, x, first, computed_in(x.dtype), span), x.shape[:first], span)
         return _over(op, rows, others, dtype, span)
     if others and not _is_long(x.shape[others[-1] + 1 :]) and not _are_few(x):
         kept = [axis for axis in range(rank) if axis not in axes]
@@ -78,7 +79,7 @@ def _over(
         if not others:  # rows of all that lies behind the axis
             behind = x.shape[axis + 1 :]
             x = _regrouped(x, behind, (math.prod(behind),), 0, span) or x
-        x = _fold(op, x, axis, is_kept, "float32" if others else dtype, span)
+        x = _fold(op, x, axis, is_kept, computed_in(x.dtype) if others else dtype, span)
     return x
 
 
@@ -100,7 +101,9 @@ def _over_last(op: str, x: Node, first: int, dtype: str, span: SourceSpan) -> No
     if part:  # each part by a block of its own
         into = (columns // part, part)
         split = _regrouped(x, last, into, 0, span) or reshaped(x, (*rows, *into), span)
-        parts = Node("reduce", op, (split,), (*split.shape[:-1], 1), "float32", attrs, span)
+        parts = Node(
+            "reduce", op, (split,), (*split.shape[:-1], 1), computed_in(x.dtype), attrs, span
+        )
         x, last = reshaped(parts, (*rows, into[0]), span), (into[0],)
     flat = _regrouped(x, last, (math.prod(last),), 0, span)
     flat = flat or reshaped(x, (*rows, math.prod(last)), span)

@@ -26,12 +26,9 @@ from tilecore.computing.prologue import (
 )
 from tilecore.computing.rows import COLUMNS, ROWS, stored_as
 from tilecore.computing.text import (
-    WIDE,
     Names,
     Program,
-    formula,
     indented,
-    number,
     program,
 )
 from tilecore.inference.few_rows import FEW
@@ -69,7 +66,7 @@ class RightOperand:
         rows, is_tiled = present(math.prod(core.shape[:-1])), root.dtype in names.places.tiled
         most = ONE if is_tiled and self.element_bytes >= 1 else FEW
         is_of_vectors = self.is_turned and rows <= most and not names.places.is_on_gpu
-        self.dtype = WIDE if is_of_vectors else root.dtype  # which rounds nothing
+        self.dtype = "float32" if is_of_vectors else root.dtype  # which rounds nothing
         self.is_first = self.is_turned and self.dtype in names.places.tiled
         tile = TILES_OF_RIGHT[self.is_turned]
         loops = dict(zip("cr" if is_turned else "rc", zip(tile, "ij", strict=True), strict=True))
@@ -146,12 +143,12 @@ class _Elements:
     def root(self, dtype: str) -> str:
         """Return the text of an element of the operand in a type."""
         at = [digits.of_variable(v, self.extents[v]) for v in "rc"]
-        return stored_as(dtype, self._number(self.prologue.root, at))
+        return stored_as(dtype, self._number(self.prologue.root, at), self.names)
 
     def _number(self, node: Node, at: Sequence[Index]) -> str:
         """Return the text of an element as a float32, or truth."""
         text, kind = self._element(node, at)
-        return text if kind in (WIDE, "bool") else f"T.cast({text}, {WIDE!r})"
+        return self.names.as_number(kind, text)
 
     def _integer(self, node: Node, at: Sequence[Index], kind: str) -> str:
         text, found = self._element(node, at)
@@ -175,10 +172,11 @@ class _Elements:
         if node.kind == "pointwise":
             numbers = iter(parts)
             args = [
-                self._number(*next(numbers)) if isinstance(a, Node) else number(a)
+                self._number(*next(numbers)) if isinstance(a, Node) else self.names.number(a)
                 for a in node.args
             ]
-            return self._line(formula(node, args)), "bool" if node.dtype == "bool" else WIDE
+            line = self._line(self.names.formula(node, args))
+            return line, "bool" if node.dtype == "bool" else self.names.wide
         if is_look_up(node):
             table, index = node.producers[0], self._integer(*parts[0], "int32")
             count = table.shape[0]

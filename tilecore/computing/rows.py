@@ -11,17 +11,19 @@ from typing import Any
 from tilecore.computing.extents import varies, widened
 from tilecore.computing.fusion import Group, domain
 from tilecore.computing.graph import Node, Shape
-from tilecore.computing.places import Place, Places, row_major
+from tilecore.computing.places import Named, Place, Places, row_major
 from tilecore.computing.reductions import LONG_ROW
-from tilecore.computing.text import Names, Program, formula, indented, number, part_of, program
+from tilecore.computing.text import Names, Program, indented, part_of, program
 
-NEUTRAL = {
-    "sum": "0.0", "amax": "-T.infinity('float32')", "amin": "T.infinity('float32')",
-}  # fmt: skip
 REDUCTIONS = {"sum": "T.reduce_sum", "amax": "T.reduce_max", "amin": "T.reduce_min"}
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 COLUMNS = (128, 256, 512, 1024, 2048, 4096, 8192)
 FEW_COLUMNS, MANY_ROWS = (8, 16, 32, 64, 128), (8, 16, 32, 64, 128, 256, 512)
+
+
+def neutral(op: str, names: Names) -> str:
+    """Return the text of what a reduction changes nothing with."""
+    return {"sum": "0.0", "amax": f"-{names.infinity}", "amin": names.infinity}[op]
 
 
 def combined(op: str, part: str, value: str, keeps_nan: Any) -> str:
@@ -72,7 +74,9 @@ def elements(group: Group, name: str, places: Places) -> Program:
         targets *= len(parts)
     for at, (part, target) in enumerate(zip(parts, targets, strict=True)):
         stored_at = index.format(part=at)
-        lines.append(f"        {target}[{stored_at}] = {stored_as(part.dtype, inner.known[part])}")
+        lines.append(
+            f"        {target}[{stored_at}] = {stored_as(part.dtype, inner.known[part], names)}"
+        )
     return program(group, name, names, None, knobs, indented(lines, 2), space)
 
 
@@ -121,9 +125,9 @@ def joined(shape: Shape, places: Sequence[Place]) -> tuple[Shape, list[Place]]:
 
     Axes of one element are left out.
     """
-    pad = [len(shape) - len(place.shape) for place in places]
-    extents = [(*(1,) * n, *place.shape) for n, place in zip(pad, places, strict=True)]
-    strides = [(*(0,) * n, *place.strides) for n, place in zip(pad, places, strict=True)]
+    found = [place.padded(len(shape)) for place in places]
+    every = [*found, *(p.named.numbers for p in found if p.named is not None)]
+    extents, strides = [p.shape for p in every], [p.strides for p in every]
     axes: list[list[int]] = []
     for axis, extent in enumerate(shape):
         if extent == 1:
@@ -138,13 +142,19 @@ def joined(shape: Shape, places: Sequence[Place]) -> tuple[Shape, list[Place]]:
         else:
             axes.append([axis])
     axes = axes or [[len(shape) - 1]]
-    return tuple(math.prod(shape[a] for a in one) for one in axes), [
-        Place(
-            place.memory, place.offset, tuple(math.prod(own[a] for a in one) for one in axes),
-            tuple(steps[one[-1]] for one in axes),
-        )
-        for place, own, steps in zip(places, extents, strides, strict=True)
-    ]  # fmt: skip
+    return _sizes(shape, axes), [_of_axes(place, axes) for place in found]
+
+
+def _of_axes(place: Place, axes: Sequence[Sequence[int]]) -> Place:
+    """Return a place with some axes as one each."""
+    strides = tuple(place.strides[one[-1]] for one in axes)
+    own = place.named
+    named = own and Named(_of_axes(own.numbers, axes), own.stride, own.count)
+    return Place(place.memory, place.offset, _sizes(place.shape, axes), strides, named)
+
+
+def _sizes(shape: Shape, axes: Sequence[Sequence[int]]) -> Shape:
+    return tuple(math.prod(shape[a] for a in one) for one in axes)
 
 
 def rows(group: Group, name: str, places: Places) -> tuple[Program, int]:
@@ -198,15 +208,16 @@ class Loop:
                 stack += one.producers
         for one in self.group.members:
             if one in needed:
-                args = [self.known[a] if isinstance(a, Node) else number(a) for a in one.args]
-                self.known[one] = self.names.of(one)
-                self.lines.append(f"{self.known[one]} = {formula(one, args)}")
+                names = self.names
+                args = [self.known[a] if isinstance(a, Node) else names.number(a) for a in one.args]
+                self.known[one] = names.of(one)
+                self.lines.append(f"{self.known[one]} = {names.formula(one, args)}")
         return self.known[node]
 
 
-def stored_as(dtype: str, text: str) -> str:
-    """Return the text of a float32 as an element of a tensor."""
-    return text if dtype == "float32" else f"T.cast({text}, {dtype!r})"
+def stored_as(dtype: str, text: str, names: Names) -> str:
+    """Return the text of a number as an element of a tensor."""
+    return text if dtype == names.wide else f"T.cast({text}, {dtype!r})"
 
 
 def held_as(dtype: str, text: str) -> str:
@@ -276,12 +287,12 @@ class _Rows:
             return self._free.pop()
         name = f"{'r' if is_row else 'f'}{len(self._made)}"
         shape = "(block_M,)" if is_row else f"(block_M, {self._width})"
-        self._made.append(f"{name} = T.alloc_fragment({shape}, 'float32')")
+        self._made.append(f"{name} = T.alloc_fragment({shape}, {self._names.wide!r})")
         return name
 
     def _load(self, node: Node) -> None:
-        place = self._names.places.read(node)
-        flat = place.reshaped((self._count, self._columns))
+        place = self._names.places.by_element(node)
+        flat = place.reshaped((self._count, self._columns)) if place.named is None else None
         self._places[node] = fragment = self._fragment(node)
         if flat is not None:
             name = self._names.read(node, flat)
@@ -299,7 +310,7 @@ class _Rows:
             self._places[node] = self._fragment(node)
             more = ", nan_propagate=True" if node.attrs.get("keeps_nan") else ""
             reduction = REDUCTIONS[node.op]
-            self._fill_tail(source, NEUTRAL[node.op])
+            self._fill_tail(source, neutral(node.op, self._names))
             self._lines.append(f"{reduction}({source}, {self._places[node]}, dim=1{more})")
             return
         loop = Loop(self._group, self._names)
@@ -331,7 +342,7 @@ class _Rows:
             loop.known[one] = held_as(one.dtype, text)
         for operand in self._group.operands:
             if operand not in loop.known and self._reads(node, operand):
-                loop.known[operand] = self._element(operand, self._names.places.read(operand))
+                loop.known[operand] = self._element(operand, self._names.places.by_element(operand))
 
     def _element(self, node: Node, place: Place) -> str:
         row = "b * block_M + i"

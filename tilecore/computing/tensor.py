@@ -9,10 +9,13 @@ they are instances of its class (``instances``).
 from __future__ import annotations
 
 import operator
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
+
+import numpy as np
 
 from tilecore.computing import calls, each, operands, views
 from tilecore.computing.extents import Extent, present
@@ -31,7 +34,7 @@ from tilecore.computing.given import (
     says_correction,
     tensors_of,
 )
-from tilecore.computing.graph import FLOATS, Node, OfTorch, ordered
+from tilecore.computing.graph import FLOATS, Node, OfTorch, is_number, ordered
 from tilecore.computing.operands import (
     begin,
     caller,
@@ -50,22 +53,11 @@ from tilecore.errors import (
 )
 from tilecore.torch_trace import is_autocast
 
-# Of NumPy's functions (its ufuncs apart) those that mean what torch's of that name do.
+# Functions of NumPy (its ufuncs apart) that do to tensors of torch what torch's of that name do.
 OF_NUMPY = (
-    "sum",
-    "mean",
-    "amax",
-    "amin",
-    "max",
-    "min",
-    "where",
-    "clip",
-    "reshape",
-    "swapaxes",
-    "einsum",
-    "concatenate",
-    "stack",
-)
+    "sum", "mean", "amax", "amin", "max", "min", "where", "clip", "reshape", "swapaxes", "einsum",
+    "concatenate", "stack",
+)  # fmt: skip
 # Functions that return their argument where they have nothing to do; of torch also in place.
 SAME = ("to", "type", "float", "half", "bfloat16", "dropout")
 OF_GRADIENTS = ("backward", "grad")
@@ -75,24 +67,43 @@ LAID = ("matmul", "linear", "addmm")  # ... and as rows, whatever it was given
 
 
 @contextmanager
-def reading(
-    tensors: Iterable[Any], settles: bool = False, inputs: tuple[str, ...] = calls.INPUTS
-) -> Iterator[list[Any]]:  # fmt: skip
+def reading(tensors: Iterable[Any], settles: bool = False) -> Iterator[list[Any]]:
     """Have a function read that is called with some tensors.
 
     Those that it holds are yielded whose elements decided on how it was read: all of which
-    something is computed, if it ``settles``. ``inputs``: element types that tensors may have.
+    something is computed, if it ``settles``.
     """
-    token = begin(tensors, settles, inputs)
+    token = begin(tensors, settles)
     from tilecore.computing import creation  # which needs torch
 
     now = operands.reading()
     assert now is not None
     try:
-        with creation.guarded(_new, _called_of_held):
+        with creation.guarded(_new, _called_of_held), _drawing_nothing():
             yield now.values
     finally:
         end(token)
+
+
+@contextmanager
+def _drawing_nothing() -> Iterator[None]:
+    """Refuse a function of NumPy's arrays that draws from NumPy's generator: once for all calls.
+
+    Raises:
+        UnsupportedSyntax: it did (TC101).
+    """
+    before = _generator() if device() is None else None
+    yield
+    if before is not None and before != _generator():
+        raise UnsupportedSyntax(
+            expected="functions that draw no random numbers", found="`numpy.random`",
+            hint="draw them outside of the computation, and pass them",
+        )  # fmt: skip
+
+
+def _generator() -> bytes:
+    """Return the state of NumPy's own generator of random numbers."""
+    return pickle.dumps(np.random.get_state(legacy=False))
 
 
 class Deciding(UnsupportedSyntax):
@@ -107,9 +118,12 @@ class Traced(View):
     is_nested = is_sparse = is_quantized = False  # which torch's modules ask for
 
     def __new__(cls, memory: Storage, seen: Node | None = None) -> Traced:
-        """Return an instance of torch.Tensor where the call passes such tensors."""
+        """Return an instance of torch.Tensor where the call passes such tensors, else an array."""
         if device() is None:
-            return object.__new__(cls)
+            from tilecore.computing import ndarrays  # which needs torch
+
+            is_float = is_number(memory.under)
+            return object.__new__(ndarrays.Number if is_float else ndarrays.Array)
         from tilecore.computing import instances  # which needs torch
 
         found: Traced = instances.new(memory, seen)
@@ -153,11 +167,13 @@ class Traced(View):
     def elements(self) -> Any:
         """A tensor of torch with its elements, where no argument decides on them."""
         if not calls.is_constant(self.node):
-            is_of_held = all(n.kind != "input" or "held" in n.attrs for n in ordered([self.node]))
+            nodes = ordered([self.node])
+            is_of_held = all(n.kind != "input" or "held" in n.attrs for n in nodes)
+            is_of_held = is_of_held and not any("is_real" in n.attrs for n in nodes)
             raise (Deciding if is_of_held else UnsupportedSyntax)(
                 expected="a computation whose steps do not depend on elements",
                 found="a tensor where Python decides", span=caller(),
-                hint="use torch.where(condition, a, b)",
+                hint=f"use {'numpy' if device() is None else 'torch'}.where(condition, a, b)",
             )  # fmt: skip
         from tilecore.computing import creation
 
@@ -223,7 +239,7 @@ class Traced(View):
         return called("neg", (self,), {})
 
     def __invert__(self) -> Any:
-        is_truth = device() is None or self.seen.dtype == "bool"
+        is_truth = self.seen.dtype == "bool"
         return called("logical_not" if is_truth else "bitwise_not", (self,), {})
 
     def __abs__(self) -> Any:
@@ -314,21 +330,24 @@ def argument(node: Node) -> Traced:
     return Traced(Storage.of(node, has_place=device() is not None, owner=CALLERS))
 
 
-def real(value: Extent) -> Traced:
+def real(value: Extent, given: Iterable[Node]) -> Traced:
     """Return what a float is read as that varies: a tensor of one number.
 
-    Raises:
-        UnsupportedSyntax: the call passes arrays of NumPy, whose functions know no such tensor.
+    It is of float64 where NumPy's arrays or tensors of float64 are ``given``; kernels of float32
+    read it as one of float32.
     """
-    if device() is None:
-        raise UnsupportedSyntax(expected="a float that does not vary", found="one of NumPy's call")
     from tilecore.computing import creation
 
-    return Traced(Storage.of(creation.real(value, caller()), has_place=True))
+    is_wide = device() is None or any(node.dtype == "float64" for node in given)
+    number = creation.real(value, "float64" if is_wide else "float32", caller())
+    return Traced(Storage.of(number, has_place=True))
 
 
 def need_tensors(nodes: Sequence[Node]) -> None:
     """Refuse results that are floats: what is read as a tensor of one number is none at the call.
+
+    Functions of whole tensors, and torch's arithmetic with integers, would take one of float64 for
+    a tensor, with which results are wider than with a float.
 
     Raises:
         UnsupportedSyntax: there is one (TC101).
@@ -337,6 +356,27 @@ def need_tensors(nodes: Sequence[Node]) -> None:
         of = ordered([node])
         if any("is_real" in n.attrs for n in of) and not any(n.kind == "input" for n in of):
             raise UnsupportedSyntax(expected="a float that does not vary", found="one as a result")
+    for node in ordered(nodes):
+        numbers = {p for p in node.producers if p.dtype == "float64" and is_number(p)}
+        if numbers and not is_number(node):
+            others = {p.dtype for p in node.producers if p not in numbers}
+            is_wider = node.dtype == "float64" not in others and device() is not None
+            if node.kind == "call" or is_wider:
+                raise UnsupportedSyntax(
+                    expected="a float that does not vary", found=f"one in `{node.op}`"
+                )
+        if node.kind == "call":
+            calls.mapped((call := node.attrs["call"]).args, View, _need_float)
+            calls.mapped(dict(call.kwargs), View, _need_float)
+
+
+def _need_float(value: Any) -> None:
+    """Refuse a float that varies as an argument of which nothing is computed.
+
+    Raises:
+        UnsupportedSyntax: always (TC101).
+    """
+    raise UnsupportedSyntax(expected="a float that does not vary", found=f"{value}")
 
 
 def called(
@@ -389,15 +429,21 @@ def _called(
     if own in VARIANCES and device() is not None and not says_correction(args, kwargs):
         kwargs = {**kwargs, "correction": 1}  # of NumPy it is 0
     of_torch = function or _method(bare, args, kwargs)
+    is_numpy = function is None and device() is None
+    others = (TypeMismatch, UnsupportedSyntax) if is_numpy else (OfTorch, _Unmatched)
     if own in FUNCTIONS and not is_of_torch(own, args, kwargs):
         try:
             made = _computed(own, args, kwargs, span)
-        except (OfTorch, _Unmatched):
+        except others:
             if of_torch is None:
                 raise
         else:
             may_be_same = own in SAME and not kwargs.get("copy")
             return _traced(made, own, (*args, *kwargs.values()), may_be_same)
+    if is_numpy and of_torch is not None:
+        from tilecore.computing import numpy_whole
+
+        name = numpy_whole.name_of(bare)
     made = _by_torch(name, of_torch, args, kwargs, span)
     return _traced(made, own, (*args, *kwargs.values()), may_be_same=True)
 
@@ -587,9 +633,11 @@ def _tuples(found: Any) -> Any:
 def _method(
     name: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = MappingProxyType({})
 ) -> Callable[..., Any] | None:
-    """Return what computes a method of torch's tensors, None if there is none."""
+    """Return what computes a method of torch's tensors, or of NumPy's arrays; None: nothing."""
     if device() is None:
-        return None
+        from tilecore.computing import numpy_whole
+
+        return numpy_whole.function_of(name)
     import torch
 
     of_python = getattr(operator, f"__{name}__", None)
@@ -615,7 +663,8 @@ def unknown(name: str) -> UnsupportedSyntax:
 
         known |= set(dir(torch.Tensor))
     known = {n for n in known if n != bare and not n.startswith("_")}
+    others = "NumPy's" if device() is None else "torch's"
     return _Unknown(
-        expected="a function that computations know, or one of torch's", found=f"`{name}`",
+        expected=f"a function that computations know, or one of {others}", found=f"`{name}`",
         span=caller(), hint=did_you_mean(bare, known, f"{owner}.{{}}") if owner else "",
     )  # fmt: skip

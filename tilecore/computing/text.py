@@ -11,7 +11,7 @@ from types import MappingProxyType
 from tilecore.computing.extents import Extent, Sizes, varies
 from tilecore.computing.fusion import Group
 from tilecore.computing.graph import INTEGERS, Node, Shape, is_cut
-from tilecore.computing.places import Place, Places, row_major
+from tilecore.computing.places import Named, Place, Places, row_major
 from tilecore.tile_config import KnobValue
 
 FORMS: Mapping[str, str] = MappingProxyType({
@@ -30,7 +30,6 @@ POWERS: Mapping[float, str] = MappingProxyType({
     **{float(n): " * ".join(["{0}"] * n) for n in range(1, 9)},
     **{float(-n): f"1.0 / ({' * '.join(['{0}'] * n)})" for n in range(1, 9)},
 })  # fmt: skip
-WIDE = "float32"
 LARGEST = (2 - 2**-24) * 2.0**127  # numbers above it are infinities in float32
 RESERVED = (
     "a", "at", "b", "b2", "begin", "bx", "by", "bz", "c", "c2", "column", "d", "e", "end", "first",
@@ -38,7 +37,7 @@ RESERVED = (
     "products", "q", "r", "row", "rows_of", "s", "scores", "segment", "shares", "shrink", "splits",
     "step", "steps", "streams", "sums", "t", "threads", "tilelang", "top", "tops", "total",
     "totals", "turned", "turned2", "v", "value", "weights", "whole", "x", "T", "block_M", "block_N",
-    "block_K", "num_stages",
+    "block_K", "block_P", "num_stages",
     *(f"{x}{n}" for x in ("a", "b", "b2", "c", "f", "n", "p", "r", "v") for n in range(100)),
 )  # fmt: skip
 
@@ -96,11 +95,13 @@ class Names:
 
     Attributes:
         places: where they lie.
+        wide: the type of the program's numbers between loads and stores.
         overwritten: names of arguments that the program writes to.
     """
 
     def __init__(self, group: Group, places: Places) -> None:
         self.places = places
+        self.wide = group.computed_in
         self.overwritten: list[str] = []
         self._read: dict[Place, Parameter] = {}
         self._made: dict[Node, Parameter] = {}
@@ -164,29 +165,90 @@ class Names:
     def element(
         self, node: Node, place: Place, rows: Shape, columns: int, row: str, column: str
     ) -> str:
-        """Return the text of an element as a float32, or truth; arguments are of ``view_of``."""
+        """Return the text of an element as a number, or truth; arguments are of ``view_of``."""
+        if place.named is not None:
+            return self._of_named(place, place.named, (rows, columns, row, column))
         view, index = view_of(place, rows, columns, row, column)
         counts = place.memory.attrs.get("counts")
         if counts is not None:
-            return _counted(counts, view, index)
+            return self._counted(counts, view, index)
         around = view.neighbours if self.places.is_on_gpu else None
         if around is not None and self.places.is_aligned(around[0]):
             view, index = around[0], [*index, str(around[1])]
-        return as_number(node.dtype, f"{self.read(node, view)}[{', '.join(index)}]")
+        return self.as_number(node.dtype, f"{self.read(node, view)}[{', '.join(index)}]")
 
+    def _of_named(self, place: Place, named: Named, at: tuple[Shape, int, str, str]) -> str:
+        """Return the text of an element of a row that an integer names."""
+        view, index = view_of(named.numbers, *at)
+        number = f"{self.read(view.memory, view)}[{', '.join(index)}]"
+        extents = (
+            1 if n != 1 else m for n, m in zip(named.numbers.shape, place.shape, strict=True)
+        )
+        row = Place(place.memory, place.offset, tuple(extents), place.strides)
+        view, index = view_of(row, *at)
+        memory, shape, strides = view.memory, view.shape, view.strides
+        rows = Place(memory, view.offset, (named.count, *shape), (named.stride, *strides))
+        text = f"{self.read(memory, rows)}[{', '.join([number, *index])}]"
+        return self.as_number(memory.dtype, text)
 
-def _counted(counts: tuple[int, int], view: Place, index: Sequence[str]) -> str:
-    """Return the text of an element of a tensor that counts, by its index: it is not read.
+    def _counted(self, counts: tuple[int, int], view: Place, index: Sequence[str]) -> str:
+        """Return the text of an element of a tensor that counts, by its index: it is not read.
 
-    ``counts``: its first number, and the step.
-    """
-    first, step = counts
-    steps = [
-        f"({at}) * {n}" if n != 1 else f"({at})" for at, n in zip(index, view.strides, strict=True)
-    ]
-    at = " + ".join([*steps, *[str(view.offset)] * (view.offset != 0)])
-    value = at if (first, step) == (0, 1) else f"{first} + ({at}) * {step}"
-    return f"T.cast({value}, {WIDE!r})"
+        ``counts``: its first number, and the step.
+        """
+        first, step = counts
+        steps = [
+            f"({at}) * {n}" if n != 1 else f"({at})"
+            for at, n in zip(index, view.strides, strict=True)
+        ]
+        at = " + ".join([*steps, *[str(view.offset)] * (view.offset != 0)])
+        value = at if (first, step) == (0, 1) else f"{first} + ({at}) * {step}"
+        return f"T.cast({value}, {self.wide!r})"
+
+    def as_number(self, dtype: str, text: str) -> str:
+        """Return the text of an element of some type as one of the program's numbers, or truth."""
+        return text if dtype in (self.wide, "bool") else f"T.cast({text}, {self.wide!r})"
+
+    def number(self, value: float | Extent) -> str:
+        """Return the text of a number, or of an extent as one."""
+        if isinstance(value, Extent):
+            return f"T.cast({value}, {self.wide!r})"
+        if math.isnan(value):
+            return f"(0.0 * {self.infinity})"
+        if math.isinf(value) or (self.wide == "float32" and abs(value) > LARGEST):
+            return f"{'-' if value < 0 else ''}{self.infinity}"
+        return repr(float(value)) if self.wide == "float32" else f"T.float64({float(value)!r})"
+
+    @property
+    def infinity(self) -> str:
+        """The text of infinity."""
+        return f"T.infinity({self.wide!r})"
+
+    def formula(self, node: Node, args: Sequence[str]) -> str:
+        """Return the text of a function of elements."""
+        if node.op == "pow":
+            exponent = node.args[1]
+            if not isinstance(exponent, Node) and exponent in POWERS:
+                return POWERS[exponent].format(args[0])
+            return f"T.pow({args[0]}, {args[1]})"
+        if node.op == "div" and not isinstance(node.args[1], Node) and node.args[1] == 0:
+            infinity = self.number(math.copysign(math.inf, node.args[1]))  # no constant has it
+            return f"{args[0]} * {infinity}"
+        if is_cut(node):
+            return self._cut(node, args[0])
+        if node.op in ("maximum", "minimum"):
+            return _extreme(node, args)
+        return FORMS[node.op].format(*args)
+
+    def _cut(self, node: Node, text: str) -> str:
+        """Return the text of an integer, or of a float of 8 bits, as a number, which it is exactly.
+
+        A narrow integer is what is left of 32 bits, as in torch.
+        """
+        is_narrow = node.dtype in INTEGERS and node.dtype not in ("int32", "int64")
+        for dtype in (*["int32"] * is_narrow, node.dtype, self.wide):
+            text = f"T.cast({text}, {dtype!r})"
+        return text
 
 
 def view_of(
@@ -226,44 +288,41 @@ def view_of(
     return Place(place.memory, place.offset, tuple(extents), tuple(steps)), index
 
 
+class SplitRow(str):
+    """The text of a flat index whose last axes are known apart: ``outer * size + inner``.
+
+    Of such an index divided by ``size`` TVM takes a minute to find out that it is ``outer``.
+
+    Attributes:
+        outer: the index into the axes before.
+        inner: the one into the last ones, below ``size``.
+        size: elements of the last ones.
+    """
+
+    __slots__ = ("inner", "outer", "size")
+    outer: str
+    inner: str
+    size: int
+
+    def __new__(cls, outer: str, inner: str, size: int) -> SplitRow:
+        """Return the text of both."""
+        found = super().__new__(cls, f"({outer}) * {size} + {inner}")
+        found.outer, found.inner, found.size = outer, inner, size
+        return found
+
+
 def part_of(rows: Shape, first: int, last: int, row: str) -> str:
     """Return the index into some neighbouring axes of rows."""
+    if isinstance(row, SplitRow):
+        split = next((n for n in range(len(rows) + 1) if math.prod(rows[n:]) == row.size), None)
+        if split is not None and first >= split:
+            return part_of(rows[split:], first - split, last - split, row.inner)
+        if split is not None and last < split:
+            return part_of(rows[:split], first, last, row.outer)
     below = math.prod(rows[last + 1 :])
     text = row if below == 1 else f"({row}) // {below}"
     extent = math.prod(rows[first : last + 1])
     return text if math.prod(rows[:first]) == 1 else f"({text}) % {extent}"
-
-
-def as_number(dtype: str, text: str) -> str:
-    """Return the text of an element of some type as a float32, or truth."""
-    return text if dtype in (WIDE, "bool") else f"T.cast({text}, {WIDE!r})"
-
-
-def number(value: float | Extent) -> str:
-    """Return the text of a number, or of an extent as one, as a float32."""
-    if isinstance(value, Extent):
-        return f"T.cast({value}, {WIDE!r})"
-    if math.isnan(value):
-        return f"(0.0 * T.infinity({WIDE!r}))"
-    if abs(value) > LARGEST:
-        return f"{'-' if value < 0 else ''}T.infinity({WIDE!r})"
-    return repr(float(value))
-
-
-def formula(node: Node, args: Sequence[str]) -> str:
-    """Return the text of a function of elements."""
-    if node.op == "pow":
-        exponent = node.args[1]
-        if not isinstance(exponent, Node) and exponent in POWERS:
-            return POWERS[exponent].format(args[0])
-        return f"T.pow({args[0]}, {args[1]})"
-    if node.op == "div" and not isinstance(node.args[1], Node) and node.args[1] == 0:
-        return f"{args[0]} * {number(math.copysign(math.inf, node.args[1]))}"  # no constant has it
-    if is_cut(node):
-        return _cut(node, args[0])
-    if node.op in ("maximum", "minimum"):
-        return _extreme(node, args)
-    return FORMS[node.op].format(*args)
 
 
 def _extreme(node: Node, args: Sequence[str]) -> str:
@@ -274,17 +333,6 @@ def _extreme(node: Node, args: Sequence[str]) -> str:
     may_be_nan = isinstance(other, Node) or (not varies(other) and math.isnan(other))
     test = f"({x} {sign} {y}) | T.isnan({y})" if may_be_nan else f"{x} {sign} {y}"
     return f"T.if_then_else({test}, {y}, {x})"
-
-
-def _cut(node: Node, text: str) -> str:
-    """Return the text of an integer, or of a float of 8 bits, as a float32, which it is exactly.
-
-    A narrow integer is what is left of 32 bits, as in torch.
-    """
-    is_narrow = node.dtype in INTEGERS and node.dtype not in ("int32", "int64")
-    for dtype in (*["int32"] * is_narrow, node.dtype, WIDE):
-        text = f"T.cast({text}, {dtype!r})"
-    return text
 
 
 def program(

@@ -98,7 +98,7 @@ def _is_whole(node: Node, group: Group) -> bool:
 
 def _fit(one: Group, other: Group) -> bool:
     """Return whether two kernels run through the same rows, and one may have all their tensors."""
-    if one.rows != other.rows:
+    if one.rows != other.rows or one.computed_in != other.computed_in:
         return False
     if not (one.has_reductions or other.has_reductions):
         if one.root.shape != other.root.shape:

@@ -17,11 +17,13 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from tilecore.computing import arrays
-from tilecore.computing.calls import INPUTS
+from tilecore.computing.calls import TYPES
 from tilecore.computing.cells import Cells
 from tilecore.computing.extents import Extent, at
-from tilecore.computing.operands import is_tensor
+from tilecore.computing.operands import is_tensor, need_own_class
 from tilecore.computing.places import Place
 from tilecore.errors import TypeMismatch
 
@@ -175,10 +177,12 @@ class Arguments:
         """Return a value as part of the structure."""
         kind = type(value)
         if is_tensor(value):
-            if in_object and str(value.dtype).removeprefix("torch.") not in INPUTS:
+            if in_object and str(value.dtype).removeprefix("torch.") not in TYPES:
                 return _Same(value)  # the function may not read it
             if in_object and 0 in value.shape:
                 return "empty", value.dtype, tuple(value.shape)
+            if not in_object and kind is not np.ndarray:
+                need_own_class(place, value)
             self.tensors[place] = value
             return "tensor"
         if isinstance(value, tuple):

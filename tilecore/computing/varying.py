@@ -85,11 +85,11 @@ class Family:
         """Return a shape, or strides, with symbols; extents of 1 are none: they broadcast."""
         if numbers is None:
             return None
-        made = sizes.step if part else sizes.symbol
+        made = sizes.own if part else sizes.symbol
 
         def symbol(n: Any) -> Any:
             if isinstance(n, float):
-                return sizes.real(n) if self.has_reals else n
+                return sizes.own(n) if self.has_reals else n
             return made(n) if n > 1 else n
 
         return tuple(

@@ -135,7 +135,8 @@ class Filled:
 
         named = {"dtype": getattr(torch, self.dtype), "device": operands.device()}
         call = Call("full", _full, (Whole(), self.number), MappingProxyType(named))
-        return calls.made(call, [], shape, self.dtype, self.span)
+        is_numpy = operands.device() is None
+        return calls.made(call, [], shape, self.dtype, self.span, is_numpy=is_numpy)
 
 
 def _full(*args: Any, **kwargs: Any) -> Any:

@@ -109,10 +109,10 @@ def changed(name: str, x: Traced, compute: Callable[[], Traced], span: SourceSpa
         return x
     import torch
 
-    if not torch.can_cast(found.dtype, x.dtype):
+    if not torch.can_cast(getattr(torch, found.seen.dtype), getattr(torch, x.seen.dtype)):
         raise TypeMismatch(
-            expected=f"`{name}` to return what {x.seen.dtype} holds",
-            found=str(found.dtype).removeprefix("torch."), span=span,
+            expected=f"`{name}` to return what {x.seen.dtype} holds", found=found.seen.dtype,
+            span=span,
         )  # fmt: skip
     if tuple(found.shape) != x.shape:
         raise ShapeMismatch(

@@ -109,7 +109,7 @@ class _Trace:
                 raise _SignatureKnown
             scope = Scope(self.builder, ())
             scope.declared = self.declare
-            outputs = outputs_of(run_body(fn, self.builder, arguments, scope), self.builder)
+            outputs = outputs_of(run_body(fn, arguments, scope), self.builder)
             if self.open:
                 raise ParamSlot(sorted(self.open)[0]).unannotated()
         ordered = [self.params[n] for n in parameter_names(fn) if n in self.params]

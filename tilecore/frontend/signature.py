@@ -13,6 +13,8 @@ from tilecore.ir.expr import Expr, ExprLike, Pointer, Var, as_expr, int_value
 from tilecore.ir.indexing import format_shape
 from tilecore.ir.nodes import NO_SPAN, Buffer
 
+LARGEST_EXTENT = (1 << 63) - 1
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorSpec:
@@ -104,12 +106,14 @@ def extent(value: ExprLike, least: int = 1) -> Expr:
     """Return one extent of a shape as an expression.
 
     Raises:
-        TypeMismatch: it is not an integer, or below ``least`` (TC202).
+        TypeMismatch: it is not an integer, below ``least``, or none of 64 bits (TC202).
     """
     expr = as_expr(value)
     number = int_value(expr)
-    if not expr.dtype.is_integer or (number is not None and number < least):
+    if not expr.dtype.is_integer or (number is not None and not least <= number <= LARGEST_EXTENT):
         known = f"an extent (an integer of at least {least})"
+        if expr.dtype.is_integer and number is not None and number > LARGEST_EXTENT:
+            known = "an extent (an integer below 2^63)"
         raise TypeMismatch(expected=known, found=f"{value!s}")
     return expr
 

@@ -59,7 +59,7 @@ def definition_span(fn: FunctionType) -> SourceSpan:
     return SourceSpan(fn.__code__.co_filename, fn.__code__.co_firstlineno)
 
 
-def run_body(fn: FunctionType, builder: Builder, args: Mapping[str, Any], scope: Scope) -> Any:
+def run_body(fn: FunctionType, args: Mapping[str, Any], scope: Scope) -> Any:
     """Run the rewritten body of ``fn`` with ``args`` and return what it returns."""
     code = source.load(fn)
     scope.spans = code.spans
@@ -133,7 +133,7 @@ def trace_prim_func(fn: FunctionType, annotations: Mapping[str, Any]) -> PrimFun
             return params[slot.name]
 
         scope.declared = declare
-        outputs = outputs_of(run_body(fn, builder, {**arguments, **params}, scope), builder)
+        outputs = outputs_of(run_body(fn, {**arguments, **params}, scope), builder)
         for name in names:
             if name not in params:
                 parameter(name, empty)  # says what is missing

@@ -57,18 +57,18 @@ class Launch:
         ]
         return earlier[-1] if earlier else None
 
-    def accesses(self, *, writes: bool, scope: str = "global") -> Iterator[tuple[TileOp, Access]]:
-        """Yield the accesses of one direction to buffers of one scope."""
+    def accesses(self, *, writes: bool) -> Iterator[tuple[TileOp, Access]]:
+        """Yield the reads, or the writes, of tensors."""
         for op in self.ops:
             for access in op.writes if writes else op.reads:
-                if access.buffer.scope == scope:
+                if access.buffer.scope == "global":
                     yield op, access
 
-    def block_bytes(self, *, writes: bool, scope: str = "global") -> Expr:
-        """Return the bytes that one interior block moves at one memory level."""
-        key = "block_bytes", writes, scope
+    def block_bytes(self, *, writes: bool) -> Expr:
+        """Return the bytes of tensors that one interior block moves."""
+        key = "block_bytes", writes
         if key not in self._made:
-            moved = self.accesses(writes=writes, scope=scope)
+            moved = self.accesses(writes=writes)
             self._made[key] = total(product((a.tile_bytes, op.trips)) for op, a in moved)
         return self._made[key]
 
@@ -158,15 +158,3 @@ class TileGraph:
             f"{x.span}: how often the loop over {x.var} runs is data, expected are {x.trip_count}"
             for x in found
         )
-
-    @property
-    def operand_traffic(self) -> dict[str, Expr]:
-        """Bytes moved per tensor, reads and writes together, by tensor name."""
-        return {
-            buffer.name: total(
-                launch.tensor_bytes(buffer, writes=writes)
-                for launch in self.launches
-                for writes in (False, True)
-            )
-            for buffer in self.func.buffers
-        }

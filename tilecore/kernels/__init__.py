@@ -2,33 +2,49 @@
 
 from __future__ import annotations
 
-from tilecore.errors import UnknownKernel, did_you_mean
-from tilecore.kernels.attention import ATTENTION
-from tilecore.kernels.attention_backward import ATTENTION_BACKWARD
-from tilecore.kernels.batched_gemm import BATCHED_GEMM
-from tilecore.kernels.conv2d import CONV2D
-from tilecore.kernels.decode_attention import DECODE_ATTENTION
-from tilecore.kernels.definition import KernelDefinition
-from tilecore.kernels.dequant_gemm import DEQUANT_GEMM
-from tilecore.kernels.elementwise import ELEMENTWISE
-from tilecore.kernels.gemm import GEMM
-from tilecore.kernels.gemm_epilogue import GEMM_EPILOGUE
-from tilecore.kernels.grouped_gemm import GROUPED_GEMM
-from tilecore.kernels.linear_attention import LINEAR_ATTENTION
-from tilecore.kernels.reduction import REDUCTION
-from tilecore.kernels.rows import LAYER_NORM, RMS_NORM, SOFTMAX
-from tilecore.kernels.scaled_gemm import SCALED_GEMM
-from tilecore.kernels.split_k_gemm import SPLIT_K_GEMM
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 
-KERNELS: dict[str, KernelDefinition] = {
-    d.name: d
-    for d in (
-        GEMM, GEMM_EPILOGUE, BATCHED_GEMM, SPLIT_K_GEMM, SCALED_GEMM, DEQUANT_GEMM, GROUPED_GEMM,
-        CONV2D,
-        ATTENTION, ATTENTION_BACKWARD, DECODE_ATTENTION, LINEAR_ATTENTION,
-        SOFTMAX, RMS_NORM, LAYER_NORM, ELEMENTWISE, REDUCTION,
-    )
+from tilecore.errors import UnknownKernel, did_you_mean
+from tilecore.kernels.definition import KernelDefinition
+
+# The module of each, below this package; the definition is called as the kernel, in capitals.
+_MODULES = {
+    "gemm": "gemm", "gemm_epilogue": "gemm_epilogue", "batched_gemm": "batched_gemm",
+    "split_k_gemm": "split_k_gemm", "scaled_gemm": "scaled_gemm", "dequant_gemm": "dequant_gemm",
+    "grouped_gemm": "grouped_gemm", "conv2d": "conv2d",
+    "attention": "attention", "attention_backward": "attention_backward",
+    "decode_attention": "decode_attention", "linear_attention": "linear_attention",
+    "softmax": "rows", "rms_norm": "rows", "layer_norm": "rows", "elementwise": "elementwise",
+    "reduction": "reduction",
 }  # fmt: skip
+
+
+class _Library(Mapping[str, KernelDefinition]):
+    """The kernels by name; each is loaded when it is first looked at."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, KernelDefinition] = {}
+
+    def __getitem__(self, name: str) -> KernelDefinition:
+        if name not in self._loaded:
+            module = import_module(f"{__name__}.{_MODULES[name]}")
+            self._loaded[name] = getattr(module, name.upper())
+        return self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_MODULES)
+
+    def __len__(self) -> int:
+        return len(_MODULES)
+
+    def __contains__(self, name: object) -> bool:
+        return name in _MODULES
+
+
+KERNELS: Mapping[str, KernelDefinition] = _Library()
+# What processes load at once whose answers, or whose children, would wait for it.
+MODULES = tuple(sorted({f"{__name__}.{module}" for module in _MODULES.values()}))
 
 
 def get(name: str) -> KernelDefinition:

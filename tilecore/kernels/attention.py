@@ -81,10 +81,10 @@ def _program(problem: Problem, knobs: Mapping[str, Any], on_gpu: bool = False) -
 
     @T.prim_func
     def attention(
-        Q: T.Tensor((B, H, SQ, D), dtype),  # type: ignore[valid-type]
-        K: T.Tensor((B, HK, SK, D), dtype),  # type: ignore[valid-type]
-        V: T.Tensor((B, HK, SK, D), dtype),  # type: ignore[valid-type]
-        O: T.Tensor((B, H, SQ, D), dtype),  # type: ignore[valid-type]  # noqa: E741
+        Q: T.Tensor((B, H, SQ, D), dtype),
+        K: T.Tensor((B, HK, SK, D), dtype),
+        V: T.Tensor((B, HK, SK, D), dtype),
+        O: T.Tensor((B, H, SQ, D), dtype),
     ) -> None:
         T.annotate_pass_configs({"tc.skip_masked": True})
         with T.Kernel(T.ceildiv(SQ, block_M), H, B, threads=threads) as (bx, by, bz):

@@ -22,7 +22,7 @@ from tilecore.kernels.softmax_steps import LOG2_E, alloc_rows
 
 
 @T.macro
-def _row_products(O: Any, dO: Any, delta: Any, block_M: Any) -> None:  # noqa: E741
+def _row_products(O: Any, dO: Any, delta: Any, block_M: Any) -> None:
     """Set delta to the sum of O * dO of each row."""
     B, H, SQ, D = O.shape
     with T.Kernel(T.ceildiv(SQ, block_M), H, B) as (bx, by, bz):
@@ -84,15 +84,15 @@ def program_of(
 
     @T.prim_func
     def attention_backward(
-        Q: laid(0),  # type: ignore[valid-type]
-        K: laid(1),  # type: ignore[valid-type]
-        V: laid(2),  # type: ignore[valid-type]
-        O: laid(3),  # type: ignore[valid-type]  # noqa: E741
-        LSE: T.Tensor((B, H, SQ), "float32"),  # type: ignore[valid-type]
-        dO: laid(4),  # type: ignore[valid-type]
-        dQ: laid(5),  # type: ignore[valid-type]
-        dK: laid(6),  # type: ignore[valid-type]
-        dV: laid(7),  # type: ignore[valid-type]
+        Q: laid(0),
+        K: laid(1),
+        V: laid(2),
+        O: laid(3),
+        LSE: T.Tensor((B, H, SQ), "float32"),
+        dO: laid(4),
+        dQ: laid(5),
+        dK: laid(6),
+        dV: laid(7),
     ) -> None:
         delta = T.alloc_global((B, H, SQ), "float32")
         _row_products(O, dO, delta, block_M)

@@ -23,9 +23,9 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
 
     @T.prim_func
     def batched_gemm(
-        A: T.Tensor((batch, *a_shape), dtype),  # type: ignore[valid-type]
-        B: T.Tensor((batch, *b_shape), dtype),  # type: ignore[valid-type]
-        C: T.Tensor((batch, M, N), out_dtype),  # type: ignore[valid-type]
+        A: T.Tensor((batch, *a_shape), dtype),
+        B: T.Tensor((batch, *b_shape), dtype),
+        C: T.Tensor((batch, M, N), out_dtype),
     ) -> None:
         grid = (T.ceildiv(N, block_N), T.ceildiv(M, block_M), batch)
         with T.Kernel(*grid, threads=knobs["threads"]) as (bx, by, bz):

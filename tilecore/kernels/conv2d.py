@@ -60,9 +60,9 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
 
     @T.prim_func
     def conv2d(
-        X: T.Tensor((N, H, W, C), dtype),  # type: ignore[valid-type]
-        Filter: T.Tensor((depth, F), dtype),  # type: ignore[valid-type]
-        Y: T.Tensor((rows, F), out_dtype),  # type: ignore[valid-type]
+        X: T.Tensor((N, H, W, C), dtype),
+        Filter: T.Tensor((depth, F), dtype),
+        Y: T.Tensor((rows, F), out_dtype),
     ) -> None:
         with T.Kernel(T.ceildiv(F, block_N), T.ceildiv(rows, block_M), threads=threads) as (bx, by):
             patches = T.alloc_shared((block_M, block_K), dtype)

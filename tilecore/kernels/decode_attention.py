@@ -38,7 +38,7 @@ def _is_hidden(key: Any, place: Any, segment: Any, query: Any, problem: Problem)
 
 
 @T.macro
-def _combine(parts: Any, tops: Any, totals: Any, O: Any) -> None:  # noqa: E741
+def _combine(parts: Any, tops: Any, totals: Any, O: Any) -> None:
     """Add up the parts of all splits, each relative to its own largest score."""
     B, HK, splits, R, D = parts.shape
     SQ = O.shape[2]
@@ -72,10 +72,10 @@ def _by_sums(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
 
     @T.prim_func
     def decode_attention(
-        Q: T.Tensor((B, H, SQ, D), dtype),  # type: ignore[valid-type]
-        K: T.Tensor((B, HK, SK, D), dtype),  # type: ignore[valid-type]
-        V: T.Tensor((B, HK, SK, D), dtype),  # type: ignore[valid-type]
-        O: T.Tensor((B, H, SQ, D), dtype),  # type: ignore[valid-type]  # noqa: E741
+        Q: T.Tensor((B, H, SQ, D), dtype),
+        K: T.Tensor((B, HK, SK, D), dtype),
+        V: T.Tensor((B, HK, SK, D), dtype),
+        O: T.Tensor((B, H, SQ, D), dtype),
     ) -> None:
         parts = T.alloc_global((B, HK, splits, R, D), "float32")
         tops = T.alloc_global((B, HK, splits, R), "float32")
@@ -127,10 +127,10 @@ def _by_products(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
 
     @T.prim_func
     def decode_attention(
-        Q: T.Tensor((B, H, SQ, D), dtype),  # type: ignore[valid-type]
-        K: T.Tensor((B, HK, SK, D), dtype),  # type: ignore[valid-type]
-        V: T.Tensor((B, HK, SK, D), dtype),  # type: ignore[valid-type]
-        O: T.Tensor((B, H, SQ, D), dtype),  # type: ignore[valid-type]  # noqa: E741
+        Q: T.Tensor((B, H, SQ, D), dtype),
+        K: T.Tensor((B, HK, SK, D), dtype),
+        V: T.Tensor((B, HK, SK, D), dtype),
+        O: T.Tensor((B, H, SQ, D), dtype),
     ) -> None:
         parts = T.alloc_global((B, HK, splits, R, D), "float32")
         tops = T.alloc_global((B, HK, splits, R), "float32")

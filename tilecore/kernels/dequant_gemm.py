@@ -48,12 +48,12 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
 
     @T.prim_func
     def dequant_gemm(
-        A: T.Tensor((M, K), dtype),  # type: ignore[valid-type]
-        W: T.Tensor(w_shape, w_dtype),  # type: ignore[valid-type]
-        Table: T.Tensor((16,), dtype),  # type: ignore[valid-type]
-        Scale: T.Tensor((groups, N), dtype),  # type: ignore[valid-type]
-        Zero: T.Tensor((groups, N), dtype),  # type: ignore[valid-type]
-        C: T.Tensor((M, N), out_dtype),  # type: ignore[valid-type]
+        A: T.Tensor((M, K), dtype),
+        W: T.Tensor(w_shape, w_dtype),
+        Table: T.Tensor((16,), dtype),
+        Scale: T.Tensor((groups, N), dtype),
+        Zero: T.Tensor((groups, N), dtype),
+        C: T.Tensor((M, N), out_dtype),
     ) -> None:
         sums = T.alloc_global((M, steps), "float32")
         if has_zeros:

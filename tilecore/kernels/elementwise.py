@@ -35,9 +35,9 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
 
     @T.prim_func
     def elementwise(
-        X: T.Tensor((M, N), dtype),  # type: ignore[valid-type]
-        Y: T.Tensor((M, N), dtype),  # type: ignore[valid-type]
-        Z: T.Tensor((M, N), dtype),  # type: ignore[valid-type]
+        X: T.Tensor((M, N), dtype),
+        Y: T.Tensor((M, N), dtype),
+        Z: T.Tensor((M, N), dtype),
     ) -> None:
         grid = (T.ceildiv(N, block_N), T.ceildiv(M, block_M))
         with T.Kernel(*grid, threads=knobs["threads"]) as (bx, by):

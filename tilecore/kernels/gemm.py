@@ -40,9 +40,9 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
 
     @T.prim_func
     def gemm(
-        A: T.Tensor(a_shape, dtype),  # type: ignore[valid-type]
-        B: T.Tensor(b_shape, dtype),  # type: ignore[valid-type]
-        C: T.Tensor((M, N), out_dtype),  # type: ignore[valid-type]
+        A: T.Tensor(a_shape, dtype),
+        B: T.Tensor(b_shape, dtype),
+        C: T.Tensor((M, N), out_dtype),
     ) -> None:
         with T.Kernel(T.ceildiv(N, block_N), T.ceildiv(M, block_M), threads=threads) as (bx, by):
             A_shared = T.alloc_shared(a_tile, dtype)

@@ -28,11 +28,11 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
 
     @T.prim_func
     def gemm_epilogue(
-        A: T.Tensor((M, K), dtype),  # type: ignore[valid-type]
-        B: T.Tensor((N, K) if trans_b else (K, N), dtype),  # type: ignore[valid-type]
-        Bias: T.Tensor((N,), dtype),  # type: ignore[valid-type]
-        Residual: T.Tensor((M, N), dtype),  # type: ignore[valid-type]
-        C: T.Tensor((M, N), out_dtype),  # type: ignore[valid-type]
+        A: T.Tensor((M, K), dtype),
+        B: T.Tensor((N, K) if trans_b else (K, N), dtype),
+        Bias: T.Tensor((N,), dtype),
+        Residual: T.Tensor((M, N), dtype),
+        C: T.Tensor((M, N), out_dtype),
     ) -> None:
         with T.Kernel(T.ceildiv(N, block_N), T.ceildiv(M, block_M), threads=threads) as (bx, by):
             A_shared = T.alloc_shared((block_M, block_K), dtype)

@@ -55,8 +55,8 @@ def _program(problem: Problem, knobs: Mapping[str, Any], on_gpu: bool = False) -
 
     @T.prim_func
     def reduction(
-        X: T.Tensor((M, N), dtype),  # type: ignore[valid-type]
-        Y: T.Tensor((kept,), dtype),  # type: ignore[valid-type]
+        X: T.Tensor((M, N), dtype),
+        Y: T.Tensor((kept,), dtype),
     ) -> None:
         parts = T.alloc_global((splits, kept), "float32")
         steps = T.ceildiv(length, splits * step)

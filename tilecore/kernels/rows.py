@@ -41,7 +41,7 @@ def _softmax(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
     block_M = knobs["block_M"]
 
     @T.prim_func
-    def softmax(X: T.Tensor((M, N), dtype), Y: T.Tensor((M, N), dtype)) -> None:  # type: ignore[valid-type]
+    def softmax(X: T.Tensor((M, N), dtype), Y: T.Tensor((M, N), dtype)) -> None:
         with T.Kernel(T.ceildiv(M, block_M), threads=knobs["threads"]) as b:
             x = T.alloc_fragment((block_M, N), "float32")
             largest = T.alloc_fragment((block_M,), "float32")
@@ -67,9 +67,9 @@ def _rms_norm(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
 
     @T.prim_func
     def rms_norm(
-        X: T.Tensor((M, N), dtype),  # type: ignore[valid-type]
-        W: T.Tensor((N,), dtype),  # type: ignore[valid-type]
-        Y: T.Tensor((M, N), dtype),  # type: ignore[valid-type]
+        X: T.Tensor((M, N), dtype),
+        W: T.Tensor((N,), dtype),
+        Y: T.Tensor((M, N), dtype),
     ) -> None:
         with T.Kernel(T.ceildiv(M, block_M), threads=knobs["threads"]) as b:
             x = T.alloc_fragment((block_M, N), "float32")
@@ -96,10 +96,10 @@ def _layer_norm(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
 
     @T.prim_func
     def layer_norm(
-        X: T.Tensor((M, N), dtype),  # type: ignore[valid-type]
-        W: T.Tensor((N,), dtype),  # type: ignore[valid-type]
-        B: T.Tensor((N,), dtype),  # type: ignore[valid-type]
-        Y: T.Tensor((M, N), dtype),  # type: ignore[valid-type]
+        X: T.Tensor((M, N), dtype),
+        W: T.Tensor((N,), dtype),
+        B: T.Tensor((N,), dtype),
+        Y: T.Tensor((M, N), dtype),
     ) -> None:
         with T.Kernel(T.ceildiv(M, block_M), threads=knobs["threads"]) as b:
             x = T.alloc_fragment((block_M, N), "float32")

@@ -32,12 +32,12 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
 
     @T.prim_func
     def scaled_gemm(
-        A: T.Tensor((M, K), dtype),  # type: ignore[valid-type]
-        B: T.Tensor((N, K) if trans_b else (K, N), dtype),  # type: ignore[valid-type]
-        ScaleA: T.Tensor((M,), "float32"),  # type: ignore[valid-type]
-        ScaleB: T.Tensor((N,), "float32"),  # type: ignore[valid-type]
-        Bias: T.Tensor((N,), "float32"),  # type: ignore[valid-type]
-        C: T.Tensor((M, N), out_dtype),  # type: ignore[valid-type]
+        A: T.Tensor((M, K), dtype),
+        B: T.Tensor((N, K) if trans_b else (K, N), dtype),
+        ScaleA: T.Tensor((M,), "float32"),
+        ScaleB: T.Tensor((N,), "float32"),
+        Bias: T.Tensor((N,), "float32"),
+        C: T.Tensor((M, N), out_dtype),
     ) -> None:
         with T.Kernel(T.ceildiv(N, block_N), T.ceildiv(M, block_M), threads=threads) as (bx, by):
             A_shared = T.alloc_shared((block_M, block_K), dtype)

@@ -37,7 +37,7 @@ def _place(i: Any, d: Any, D: int) -> Any:
 
 
 @T.macro
-def _prepare(O: Any, dO: Any, LSE: Any, delta: Any, lse: Any, dq: Any) -> None:  # noqa: E741
+def _prepare(O: Any, dO: Any, LSE: Any, delta: Any, lse: Any, dq: Any) -> None:
     """Set delta to the sum of O * dO of each row, lse to LSE in powers of 2, and dq to 0."""
     B, H, SQ, D = O.shape
     with T.Kernel(T.ceildiv(SQ, AROUND), H, B, threads=THREADS_AROUND) as (bx, by, bz):
@@ -95,15 +95,15 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
 
     @T.prim_func
     def attention_backward(
-        Q: T.Tensor(queries, dtype),  # type: ignore[valid-type]
-        K: T.Tensor(keys, dtype),  # type: ignore[valid-type]
-        V: T.Tensor(keys, dtype),  # type: ignore[valid-type]
-        O: T.Tensor(queries, dtype),  # type: ignore[valid-type]  # noqa: E741
-        LSE: T.Tensor((B, H, SQ), "float32"),  # type: ignore[valid-type]
-        dO: T.Tensor(queries, dtype),  # type: ignore[valid-type]
-        dQ: T.Tensor(queries, dtype),  # type: ignore[valid-type]
-        dK: T.Tensor(keys, dtype),  # type: ignore[valid-type]
-        dV: T.Tensor(keys, dtype),  # type: ignore[valid-type]
+        Q: T.Tensor(queries, dtype),
+        K: T.Tensor(keys, dtype),
+        V: T.Tensor(keys, dtype),
+        O: T.Tensor(queries, dtype),
+        LSE: T.Tensor((B, H, SQ), "float32"),
+        dO: T.Tensor(queries, dtype),
+        dQ: T.Tensor(queries, dtype),
+        dK: T.Tensor(keys, dtype),
+        dV: T.Tensor(keys, dtype),
     ) -> None:
         delta, lse_of_2 = (T.alloc_global((B, H, SQ), "float32") for _ in range(2))
         dq = T.alloc_global(queries, "float32")

@@ -110,9 +110,9 @@ def of_patches(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
 
     @T.prim_func
     def conv2d(
-        X: T.Tensor((N, H, W, C), dtype),  # type: ignore[valid-type]
-        Filter: T.Tensor((K * K * C, F), dtype),  # type: ignore[valid-type]
-        Y: T.Tensor((N * OH * OW, F), out_dtype),  # type: ignore[valid-type]
+        X: T.Tensor((N, H, W, C), dtype),
+        Filter: T.Tensor((K * K * C, F), dtype),
+        Y: T.Tensor((N * OH * OW, F), out_dtype),
     ) -> None:
         with T.Kernel(T.ceildiv(F, block_N), tiles, threads=threads) as (bx, by):
             patch = T.alloc_shared((images, height, width, block_K), dtype)

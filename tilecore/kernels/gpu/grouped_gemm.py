@@ -55,10 +55,10 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
 
     @T.prim_func
     def grouped_gemm(
-        A: T.Tensor((M, K), dtype),  # type: ignore[valid-type]
-        B: T.Tensor((E, N, K) if trans_b else (E, K, N), dtype),  # type: ignore[valid-type]
-        Offset: T.Tensor((E + 1,), "int32"),  # type: ignore[valid-type]
-        C: T.Tensor((M, N), out_dtype),  # type: ignore[valid-type]
+        A: T.Tensor((M, K), dtype),
+        B: T.Tensor((E, N, K) if trans_b else (E, K, N), dtype),
+        Offset: T.Tensor((E + 1,), "int32"),
+        C: T.Tensor((M, N), out_dtype),
     ) -> None:
         tiles = T.ceildiv(M, block_M) + E  # at most: each expert's last tile may be ragged
         with T.Kernel(T.ceildiv(N, block_N), tiles, threads=knobs["threads"]) as (bx, by):

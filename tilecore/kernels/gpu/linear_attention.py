@@ -18,10 +18,10 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
 
     @T.prim_func
     def linear_attention(
-        Q: T.Tensor((B, H, S, D), dtype),  # type: ignore[valid-type]
-        K: T.Tensor((B, H, S, D), dtype),  # type: ignore[valid-type]
-        V: T.Tensor((B, H, S, DV), dtype),  # type: ignore[valid-type]
-        O: T.Tensor((B, H, S, DV), dtype),  # type: ignore[valid-type]  # noqa: E741
+        Q: T.Tensor((B, H, S, D), dtype),
+        K: T.Tensor((B, H, S, D), dtype),
+        V: T.Tensor((B, H, S, DV), dtype),
+        O: T.Tensor((B, H, S, DV), dtype),
     ) -> None:
         with T.Kernel(T.ceildiv(DV, block_DV), H, B, threads=knobs["threads"]) as (bx, by, bz):
             q = T.alloc_shared((chunk, D), dtype)

@@ -23,9 +23,9 @@ def _program(problem: Problem, knobs: Mapping[str, Any]) -> PrimFunc:
 
     @T.prim_func
     def split_k_gemm(
-        A: T.Tensor((K, M) if trans_a else (M, K), dtype),  # type: ignore[valid-type]
-        B: T.Tensor((N, K) if trans_b else (K, N), dtype),  # type: ignore[valid-type]
-        C: T.Tensor((M, N), out_dtype),  # type: ignore[valid-type]
+        A: T.Tensor((K, M) if trans_a else (M, K), dtype),
+        B: T.Tensor((N, K) if trans_b else (K, N), dtype),
+        C: T.Tensor((M, N), out_dtype),
     ) -> None:
         parts = T.alloc_global((splits, M, N), "float32")
         steps = T.ceildiv(K, splits * block_K)
