@@ -151,18 +151,18 @@ class Artifact:
     def cuda_text(self) -> str:
         """The CUDA text of a cubin, the assembly of an AMD GPU ("" for a CPU's artifact)."""
         path = self.path / self.manifest.text
-        return path.read_text() if path.is_file() else ""
+        return path.read_text(encoding="utf-8") if path.is_file() else ""
 
     @property
     def program(self) -> str:
         """The tile IR that was compiled."""
-        return (self.path / PROGRAM).read_text()
+        return (self.path / PROGRAM).read_text(encoding="utf-8")
 
     @classmethod
     def open(cls, path: Path) -> Artifact:
         """Return the artifact in folder ``path``; raises ArtifactError (TC401)."""
         try:
-            text = (path / MANIFEST).read_text()
+            text = (path / MANIFEST).read_text(encoding="utf-8")
         except OSError as error:
             raise ArtifactError(path=path, reason=f"no readable {MANIFEST}: {error}") from error
         manifest = Manifest.from_json(text, path)
@@ -252,9 +252,9 @@ class ArtifactStore:
         try:
             write_library(staging / manifest.library)
             if text:
-                (staging / manifest.text).write_text(text)
-            (staging / PROGRAM).write_text(program)
-            (staging / MANIFEST).write_text(manifest.to_json())
+                (staging / manifest.text).write_text(text, encoding="utf-8")
+            (staging / PROGRAM).write_text(program, encoding="utf-8")
+            (staging / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
             staging.chmod(0o755)
             try:
                 staging.rename(path)

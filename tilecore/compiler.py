@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
@@ -22,18 +22,20 @@ from tilecore.artifact import (
 from tilecore.gpu_compiler import compile_gpu, plan_gpu
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.cpu import infer
+from tilecore.inference.gpu.plan import GpuPlan
 from tilecore.inference.options import CpuOptions
+from tilecore.inference.plan import CpuPlan
 from tilecore.inference.races import check_races
 from tilecore.inference.tile_bounds import check_tile_bounds
 from tilecore.ir.analysis import written_buffers
 from tilecore.ir.clusters import refuse_clusters
-from tilecore.ir.expr import Expr, Pointer, Var, int_value
+from tilecore.ir.expr import Expr, Pointer, Var
 from tilecore.ir.nodes import Assert, Buffer, PrimFunc, Wait
-from tilecore.ir.printer import Namer, format_expr, format_func, program_digest
+from tilecore.ir.printer import Namer, format_extent, format_func, program_digest
 from tilecore.ir.scaled_gemm import without_factors
 from tilecore.ir.vendor import refuse_cuda_source
 from tilecore.ir.verifier import verify
-from tilecore.ir.visitor import buffers_of, walk
+from tilecore.ir.visitor import roots_of, walk
 from tilecore.pass_config import CHECK_ORDER, FAST_MATH, FLOAT32_PRODUCTS, SKIPS_MASKED
 from tilecore.passes.pipeline import cpu_pipeline, run_passes
 from tilecore.target import Target, parse_target
@@ -144,7 +146,7 @@ def lower(
     target: Target,
     knobs: Mapping[str, KnobValue],
     observer: Observer | None = None,
-) -> tuple[Any, Any]:
+) -> tuple[CpuPlan, Any]:
     """Return (inference plan, TIR); ``observer`` sees the result of every stage.
 
     verify -> bounds, races -> passes -> verify -> infer -> lower
@@ -163,7 +165,7 @@ def _plan_cpu(
     target: Target,
     knobs: Mapping[str, KnobValue],
     observer: Observer | None = None,
-) -> tuple[PrimFunc, Any]:
+) -> tuple[PrimFunc, CpuPlan]:
     """Return the program after the passes and its plan."""
     see: Observer = observer or (lambda stage, value: None)
     verify(func)
@@ -181,7 +183,9 @@ def _plan_cpu(
     return func, plan
 
 
-def check(func: PrimFunc, target: str | Target | GpuTarget, config: Mapping[str, KnobValue]) -> Any:
+def check(
+    func: PrimFunc, target: str | Target | GpuTarget, config: Mapping[str, KnobValue]
+) -> CpuPlan | GpuPlan:
     """Return the plan of tile inference: whether a program compiles, short of generating code.
 
     Raises:
@@ -202,7 +206,7 @@ def assertion_places(func: PrimFunc) -> str:
 def parameters(func: PrimFunc) -> tuple[ParameterSpec, ...]:
     """Return the parameters with what the program does to them."""
     written = {b.root for b in written_buffers(func.body)}
-    used = {b.root for b in buffers_of(func.body)}
+    used = roots_of(func.body)
     outputs = {i % len(func.params) for i in func.attrs.get("out_idx", ())}
     namer = Namer()
     for param in func.params:
@@ -221,15 +225,14 @@ def _parameter(
         kind = "pointer" if isinstance(param, Pointer) else "scalar"
         return ParameterSpec(name, dtype, (), is_output=False, is_written=False, kind=kind)
 
-    def extent(value: Expr) -> int | str:
-        size = int_value(value)
-        return format_expr(value, namer) if size is None else size
+    def extents(values: Iterable[Expr]) -> tuple[int | str, ...]:
+        return tuple(format_extent(value, namer) for value in values)
 
-    strides = None if param.strides is None else tuple(extent(e) for e in param.strides)
+    strides = None if param.strides is None else extents(param.strides)
     return ParameterSpec(
         name=name,
         dtype=dtype,
-        shape=tuple(extent(e) for e in param.shape),
+        shape=extents(param.shape),
         is_output=param.is_output or is_output,
         is_written=is_written,
         strides=strides,

@@ -26,7 +26,7 @@ from tilecore.ir.collisions import updates_in_turn
 from tilecore.ir.conversion import convert
 from tilecore.ir.evaluate import Mask
 from tilecore.ir.expr import Expr, Var
-from tilecore.ir.fold import accumulator_dtype
+from tilecore.ir.fold import fold_dtype
 from tilecore.ir.fold_values import fold_values, scan_values
 from tilecore.ir.nodes import PrimFunc, Region, Stmt
 from tilecore.ir.packed import (
@@ -155,7 +155,7 @@ class _Machine(Memory):
 
     def reduce(self, stmt: nodes.Reduce, mask: Mask) -> None:
         dtype = stmt.dst.buffer.dtype
-        kind = accumulator_dtype(stmt.op, stmt.src.buffer.dtype, dtype).numpy
+        kind = fold_dtype(stmt.src.buffer.dtype, dtype).numpy
         values = convert(self._whole(stmt.src), kind)
         total = fold_values(stmt.op, values, stmt.axes, stmt.nan_propagate)
         total = total.reshape([n for n in total.shape if n != 1])
@@ -166,7 +166,7 @@ class _Machine(Memory):
 
     def scan(self, stmt: nodes.Scan, mask: Mask) -> None:
         dtype = stmt.dst.buffer.dtype
-        kind = accumulator_dtype(stmt.op, stmt.src.buffer.dtype, dtype).numpy
+        kind = fold_dtype(stmt.src.buffer.dtype, dtype).numpy
         values = convert(self._whole(stmt.src), kind)
         result = scan_values(stmt.op, values, stmt.axis, stmt.reverse)
         result = result.reshape([n for n in result.shape if n != 1])

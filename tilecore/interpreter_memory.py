@@ -28,7 +28,7 @@ from tilecore.ir.packed import (
     measures,
     memory_of,
 )
-from tilecore.ir.visitor import buffers_of, walk_expr
+from tilecore.ir.visitor import roots_of, walk_expr
 
 Array = Any  # a NumPy array, or a PackedArray
 UNDEFINED_INT = 0x55  # every byte of an undefined integer tile
@@ -101,7 +101,7 @@ class Memory:
         param = self.func.params[position]
         if isinstance(param, Var):
             return
-        if argument is None and param not in {b.root for b in buffers_of(self.func.body)}:
+        if argument is None and param not in roots_of(self.func.body):
             return  # a tensor that is not used may be absent
         array = np.asarray(argument)
 

@@ -13,7 +13,7 @@ from typing import Any
 import tilecore.language as T
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr
-from tilecore.ir.lane_matrix import LANES, place_in_a, place_in_b, place_in_c
+from tilecore.ir.lane_matrix import LANES, per_register, place_in_a, place_in_b, place_in_c
 from tilecore.language.copy import region
 from tilecore.layout import get_swizzle_layout, make_mma_swizzle_layout
 
@@ -137,7 +137,7 @@ class TensorCoreIntrinEmitter:
         """Load what a lane holds of its warp's rows of A, at step ``ki`` of the tile's depth."""
         lane, _, warp = self._places(thread_bindings)
         shape, dtype = (self.micro_size_x, COLUMNS, self.micro_size_k), DType(self.a_dtype)
-        each = _per_register(dtype)
+        each = per_register(dtype)
         starts = [place_in_a(lane, e, shape, dtype) for e in range(0, self.local_size_a, each)]
         first = warp * self.warp_row_tiles, self.micro_size_x, self._depth(ki, rk)
         source = _Matrix(A_shared_buf, self.a_transposed)
@@ -150,7 +150,7 @@ class TensorCoreIntrinEmitter:
         """Load what a lane holds of its warp's columns of B, at step ``ki`` of the tile's depth."""
         lane, warp, _ = self._places(thread_bindings)
         dtype, count = DType(self.b_dtype), COLUMNS * self.micro_size_k // LANES
-        each = _per_register(dtype)
+        each = per_register(dtype)
         starts = []
         for half in range(self.micro_size_y // COLUMNS):
             for element in range(0, count, each):
@@ -225,10 +225,6 @@ class _Matrix:
         *outer, first, second = self._region.offsets
         row, depth = (depth, row) if self._is_turned else (row, depth)
         return *outer, first + row, second + depth
-
-
-def _per_register(dtype: DType) -> int:
-    return max(1, 32 // dtype.bits)
 
 
 @T.macro

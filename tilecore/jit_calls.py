@@ -68,4 +68,4 @@ def _measures(argument: Any) -> Any:
     shape = getattr(argument, "shape", None)
     if shape is None:
         return type(argument), argument
-    return argument.dtype, shape, strides_of(argument)
+    return type(argument), argument.dtype, shape, strides_of(argument)

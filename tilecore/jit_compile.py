@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilecore.errors import ArgumentError, TypeMismatch
 from tilecore.gpu_target import GpuTarget
+from tilecore.inference.gpu.registers import SPILLED
 from tilecore.ir.nodes import Buffer, PrimFunc, SourceLaunch
 from tilecore.ir.visitor import walk
 from tilecore.kernel import JITKernel
@@ -22,6 +24,10 @@ from tilecore.target import Target, emulates_gpus, names_emulator, parse_target
 from tilecore.tile_config import KnobValue
 
 _LOG = logging.getLogger("tilecore.jit")
+
+
+class SpilledRegisters(UserWarning):
+    """A GPU's registers do not suffice for a kernel: which fragments take how many of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,7 @@ TUNING = (
     "atol", "cache_input_tensors", "max_mismatched_ratio", "profiler", "ref_prog", "rtol",
     "skip_check", "supply_prog", "supply_type",
 )  # fmt: skip
+TOLD_BYTES = 256  # of a thread's registers in memory, from which on a warning says so
 _COMPATIBLE = (
     "target_host", "execution_backend", "debug_root_path", "compile_flags", "workers", *TUNING,
 )  # fmt: skip
@@ -133,6 +140,10 @@ def build(func: PrimFunc, options: JitOptions) -> JITKernel:
     if options.verbose:
         _LOG.info("compiled %s for %s: %s", func.name, target, artifact.path)
     if artifact.manifest.target != "llvm":
+        if artifact.manifest.resources.get("spill_bytes", 0) >= TOLD_BYTES:
+            told = "\n".join(n for n in artifact.manifest.notes if SPILLED in n)
+            if told:
+                warnings.warn(f"{func.span}: {told}", SpilledRegisters, stacklevel=3)
         # Loaded by its first call: to compile it takes no GPU.
         kernel = JITKernel(marked, artifact, None, options.out_idx)
         if emulates_gpus() or names_emulator(options.target):

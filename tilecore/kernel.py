@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tilecore.errors import ArgumentError, TypeMismatch, UnsupportedOnTarget
 from tilecore.ir.analysis import marked_outputs
 from tilecore.ir.expr import Var
+from tilecore.ir.never_set import never_set
 from tilecore.ir.nodes import Buffer, PrimFunc
 from tilecore.profiler import Profiler, TensorSupplyType
 from tilecore.runtime.kept import KeptKernel
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
     from tilecore.runtime import CudaKernel, LoadedKernel
 
 NAME_DIGITS = 12  # of a digest, in the name of an operator of torch
+
+
+class UnsetOutput(UserWarning):
+    """A call allocates an output that the program only adds to: new memory is not zero."""
 
 
 def input_parameters(func: PrimFunc) -> tuple[Buffer | Var, ...]:
@@ -294,8 +300,18 @@ class JITKernel:
         return arguments if is_whole else self.with_outputs(arguments)
 
     def with_outputs(self, inputs: list[Any]) -> list[Any]:
-        """Return all arguments, with new outputs of the shapes that the inputs give them."""
+        """Return all arguments, with new outputs of the shapes that the inputs give them.
+
+        The first call warns of those that the program only adds to (``UnsetOutput``).
+        """
         if self._outputs is None:
+            for buffer, stmt in never_set(self.prim_func).items():
+                warnings.warn(
+                    f"{stmt.span}: {self.prim_func.name} only adds to `{buffer.name}`, which this "
+                    "call allocates: nothing sets it, and new memory is not zero; pass a tensor "
+                    "of zeros, or set it in a launch before",
+                    UnsetOutput, stacklevel=5,
+                )  # fmt: skip
             specs, device = self.artifact.manifest.parameters, self.loaded.device_type
             self._outputs = OutputMaker(specs, self.output_positions, device)
         return self._outputs.complete(inputs)
@@ -345,7 +361,7 @@ class JITKernel:
         """Write the source of the kernel to a file, and make its folder."""
         path = Path(kernel_path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(self.get_kernel_source())
+        path.write_text(self.get_kernel_source(), encoding="utf-8")
 
     def print_source_code(
         self, which: str = "kernel", file: str | PathLike[str] | None = None

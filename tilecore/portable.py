@@ -39,7 +39,7 @@ from tilecore.ir.nodes import Alloc, Buffer, PrimFunc
 from tilecore.ir.substitute import substitute
 from tilecore.ir.visitor import walk
 from tilecore.recommending import LOWERING
-from tilecore.tile_config import KnobValue
+from tilecore.tile_config import KnobValue, in_words
 from tilecore.utils.json_once import once
 
 SCHEMA = 1
@@ -126,7 +126,7 @@ class PortableProgram:
             if all(_same(variant.values[k], wanted[k]) for k in self.chosen):
                 return variant
         knob = next(iter(self.chosen))
-        known = sorted({_words(v.values) for v in self.variants})
+        known = sorted({in_words(v.values) for v in self.variants})
         raise InvalidConfig(
             knob=knob, value=wanted[knob], expected=f"one of the variants sent: {'; '.join(known)}"
         )
@@ -293,7 +293,7 @@ class _Reader(Checks):
                 v.name for v in _call_symbols(found[0])
             ]:
                 self.fail(f"/variants/{i}/program/params", "the sizes of the first", "others")
-        if len({_words(v.values) for v in found}) != len(found):
+        if len({in_words(v.values) for v in found}) != len(found):
             self.fail("/variants", "different values in each", "two variants for the same")
         return tuple(found)
 
@@ -360,10 +360,6 @@ def _knob_json(knob: OpenKnob) -> dict[str, Any]:
 
 def _same(a: KnobValue, b: Any) -> bool:
     return not isinstance(b, Expr) and type(a) is type(b) and a == b
-
-
-def _words(values: Values) -> str:
-    return " ".join(f"{k}={v}" for k, v in values.items())
 
 
 def _names(values: Values) -> str:

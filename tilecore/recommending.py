@@ -229,24 +229,10 @@ def open_program(
     }
     if further is None:
         _require_arguments(signature, {*bound, *given, *knobs}, name)
-    strange = [n for n in given if n not in signature.parameters]
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-    if strange and not takes_any:
-        defaults = {
-            p.name: p.default for p in signature.parameters.values() if p.default != p.empty
-        }
-        symbols = {k: Var(k) for k in knobs}
-        static = {k: v for k, v in {**defaults, **bound, **symbols}.items() if k in settable}
-        known = [*settable, *(further(static) if further is not None else ())]
-        strange = [n for n in strange if n not in known]
-        if strange:
-            expected = f"arguments of {name} ({', '.join(known)})"
-            raise TypeMismatch(expected=expected, found=", ".join(strange))
-
+    symbols = {k: Var(k) for k in knobs}
+    _refuse_strange(signature, given, {**bound, **symbols}, settable, further, name)
     fixed = {k: v for k, v in {**bound, **given}.items() if k not in tensors}
-    kinds = {n: p.kind for n, p in signature.parameters.items()}
-    has_many = any(k in (k.VAR_POSITIONAL, k.POSITIONAL_ONLY) for k in kinds.values())
-    named = () if has_many else [n for n in bound if kinds[n] is not inspect.Parameter.VAR_KEYWORD]
+    named = _given_by_name(signature, bound)
 
     def trace(chosen: Mapping[str, Any]) -> PrimFunc:
         if any(name in chosen for name in named):  # a size that was given by its place
@@ -279,6 +265,35 @@ def _check_space(
             f"lowering ({', '.join(LOWERING)})",
             found=", ".join(strange),
         )
+
+
+def _refuse_strange(
+    signature: inspect.Signature, given: Mapping[str, Any], values: Mapping[str, Any],
+    settable: Sequence[str], further: Further | None, name: str,
+) -> None:  # fmt: skip
+    """Refuse keywords that neither the function nor what it is called through has.
+
+    ``values``: of parameters, of which ``further`` tells what keywords there are beside them.
+    """
+    strange = [n for n in given if n not in signature.parameters]
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    if not strange or takes_any:
+        return
+    defaults = {p.name: p.default for p in signature.parameters.values() if p.default != p.empty}
+    static = {k: v for k, v in {**defaults, **values}.items() if k in settable}
+    known = [*settable, *(further(static) if further is not None else ())]
+    strange = [n for n in strange if n not in known]
+    if strange:
+        expected = f"arguments of {name} ({', '.join(known)})"
+        raise TypeMismatch(expected=expected, found=", ".join(strange))
+
+
+def _given_by_name(signature: inspect.Signature, bound: Mapping[str, Any]) -> Sequence[str]:
+    """Return the arguments that may as well be given by name: none where some may not."""
+    kinds = {n: p.kind for n, p in signature.parameters.items()}
+    if any(k in (k.VAR_POSITIONAL, k.POSITIONAL_ONLY) for k in kinds.values()):
+        return ()
+    return [n for n in bound if kinds[n] is not inspect.Parameter.VAR_KEYWORD]
 
 
 def _require_arguments(signature: inspect.Signature, known: set[str], name: str) -> None:

@@ -21,12 +21,17 @@ def digest(value: object, length: int = 32) -> str:
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:length]
 
 
+def in_words(values: Mapping[str, object]) -> str:
+    """Return named values in one line: ``block_M=64 num_stages=2``."""
+    return " ".join(f"{name}={value}" for name, value in values.items())
+
+
 @dataclass(frozen=True, slots=True)
 class TileConfig(Mapping[str, KnobValue]):
     """An immutable, hashable mapping from knob name to value, ordered by name.
 
     Knobs keep the spelling of the program's author (``block_M``, ``num_stages``); knobs of the
-    CPU lowering are ``micro_m``, ``micro_n``, ``pack_a``, ``pack_b`` (see lowering.cpu.options).
+    CPU lowering are ``micro_m``, ``micro_n``, ``pack_a``, ``pack_b`` (``inference/options.py``).
     """
 
     items_: tuple[tuple[str, KnobValue], ...]
@@ -59,4 +64,4 @@ class TileConfig(Mapping[str, KnobValue]):
         return digest(dict(self.items_))
 
     def __str__(self) -> str:
-        return " ".join(f"{name}={value}" for name, value in self.items_)
+        return in_words(self)

@@ -107,7 +107,7 @@ def plot_layout(
         LOG.info("pictures are SVG; %s was asked for", formats)
     path = Path(save_directory) / f"{name}.svg"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(svg(layout, name))
+    path.write_text(svg(layout, name), encoding="utf-8")
     if verbose:
         LOG.info("%s:\n%s", name, layout.table)
     return path

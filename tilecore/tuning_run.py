@@ -250,11 +250,11 @@ class Tuning:
         params = input_parameters(program)
         key = tuple(_kind(p) for p in params)
         if key not in self._inputs:
-            self._inputs[key] = self._supply(program, params)
+            self._inputs[key] = self._supply(params)
             self._expected[key] = self._reference(self._inputs[key])
         return self._inputs[key], self._expected[key]
 
-    def _supply(self, program: PrimFunc, params: Sequence[Any]) -> Sequence[Any]:
+    def _supply(self, params: Sequence[Any]) -> Sequence[Any]:
         given = get_autotune_inputs()
         numbers = [p for p in params if not isinstance(p, Buffer)]
         if any(isinstance(p, Pointer) for p in numbers):

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from tilecore.kernels import MODULES
+
 HEAVY = ("tvm", "torch", "ray")
 
 APP = """
@@ -33,6 +35,25 @@ from tuner_service.cli import run_cli
 subprocess.run([sys.executable, "-m", "tuner_service.cli", "migrate"], check=True)  # loads alembic
 assert run_cli({arguments!r}) == {status}
 """
+# Of a run that has ended all is in the database.
+ENDED = """
+import os, tempfile
+os.environ["TILECORE_DATA_DIR"] = tempfile.mkdtemp()
+import subprocess, sys
+from tuner_service.cli import run_cli
+done = subprocess.run([sys.executable, "-c", {made!r}], check=True, capture_output=True, text=True)
+assert run_cli([*{arguments!r}, done.stdout.split()[-1]]) == 0
+"""
+MADE = """
+from tuner_service import jobs, questions, wiring
+from tuner_service.settings import load_settings
+store = wiring.open_store(load_settings())
+asked = questions.understand(store, "gemm", {"m": 64, "n": 64, "k": 64})
+run, _ = jobs.submit(store, asked, jobs.Effort(max_trials=4, time_limit_s=9))
+found = {"default": None, "recommended": None, "best": None, "trials": 0, "by_status": {}}
+store.runs.finish(run.id, store.leader.acquire("me", 60), "SUCCEEDED", result=found)
+print(run.public_id)
+"""
 # Questions about what the database has: neither the kernel library nor NumPy is needed.
 LOOKS = {
     "runs": 0, "log": 0, "measurements --kernel gemm": 0,
@@ -43,11 +64,24 @@ BEYOND_SQL = (
     *HEAVY, "numpy", "scipy", "xgboost", "fastapi", "httpx", "tilecore.ir", "tilecore.kernels",
     "tilecore.language", "recommender.space", "alembic",
 )  # fmt: skip
+OTHER_KERNELS = tuple(module for module in MODULES if not module.endswith(".rows"))
+GPUS = ("recommender.gpu_limits", "recommender.gpu_model", "tilecore.inference.gpu")
 CASES = {
     "the service, a recommendation included": (APP, HEAVY),
     "a recommendation without a cost model": (
         RECOMMEND,
-        (*HEAVY, "fastapi", "xgboost", "scipy", "httpx", "limits", "structlog", "tilecore.jit"),
+        (
+            *HEAVY,
+            "fastapi",
+            "xgboost",
+            "scipy",
+            "httpx",
+            "limits",
+            "structlog",
+            "tilecore.jit",
+            *OTHER_KERNELS,
+            *GPUS,
+        ),
     ),
     "recommender": ("import recommender.recommend, recommender.tuning", (*HEAVY, "sqlalchemy")),
     "workers": ("import workers, workers.host, workers.toolchain", ("ray", "tvm", "torch")),
@@ -56,6 +90,13 @@ CASES = {
     **{
         f"tilecore {line}": (COMMAND.format(arguments=line.split(), status=status), BEYOND_SQL)
         for line, status in LOOKS.items()
+    },
+    **{
+        f"tilecore {line} of a run that has ended": (
+            ENDED.format(made=MADE, arguments=line.split()),
+            BEYOND_SQL,
+        )
+        for line in ("run show", "run extend --trials 3")
     },
     "the command line's help": (
         "import tuner_service.cli",

@@ -308,6 +308,48 @@ class Writer:
         exact = exactly(text, **{p.name: p.exact for p in parts})
         self.store(text, exact, exactly(text, **{p.name: p.error for p in parts}), x.dtype)
 
+    def integers(
+        self, shape: tuple[int, ...], lowest: int, highest: int
+    ) -> tuple[str, torch.Tensor]:  # fmt: skip
+        """Return the name of a new input of integers, and what it is."""
+        name, dtype = f"x{len(self.names)}", self.choice([torch.int64, torch.int32])
+        found = torch.randint(lowest, highest, shape, generator=self.random, dtype=dtype)
+        self.names.append(name)
+        self.drawn.inputs.append(found)
+        return name, found
+
+    def named(self) -> None:
+        """Take parts along an axis which integers name."""
+        x = self.some()
+        if not x.shape:
+            return
+        axis, is_plain = self.number(0, max(len(x.shape) - 2, 0)), self.number(0, 1)
+        shape = tuple(self.number(1, 9) for _ in range(1 if is_plain else self.number(1, 2)))
+        extent = x.shape[axis]
+        name, integers = self.integers(shape, 0 if is_plain else -extent, extent)
+        text = f"{x.name}[{':, ' * axis}{name}]"
+        if is_plain:
+            text = f"{x.name}.index_select({axis}, {name})"
+        values = {name: integers}
+        exact = exactly(text, **{x.name: x.exact}, **values)
+        self.store(text, exact, exactly(text, **{x.name: x.error}, **values), x.dtype)
+
+    def added(self) -> None:
+        """Add rows up where integers say."""
+        x = self.some()
+        if not x.shape:
+            return
+        count = self.number(1, 12)
+        name, integers = self.integers(x.shape[:1], 0, count)
+        shape = (count, *x.shape[1:])
+        zeros = f"torch.zeros({shape}, dtype={x.dtype}, device={x.name}.device)"
+        text = f"{zeros}.index_add(0, {name}, {x.name})"
+        exact, error = (
+            torch.zeros(shape, dtype=torch.float64).index_add(0, integers, of)
+            for of in (x.exact, x.error + 64 * EPSILON[x.dtype] * x.exact.abs())
+        )
+        self.keep(text, exact, error, x.dtype)
+
     def split_up(self, size: int) -> tuple[int, ...]:
         """Return extents of a product."""
         shape: list[int] = []
@@ -412,7 +454,7 @@ class Writer:
         statements = [
             self.unary, self.unary, self.binary, self.binary, self.where, self.convert, self.reduce,
             self.softmax, self.norm, self.view, self.view, self.view, self.product, self.product,
-            self.attention, self.einsum, self.join, self.join,
+            self.attention, self.einsum, self.join, self.join, self.named, self.named, self.added,
         ]  # fmt: skip
         shape = [self.number(1, 33) for _ in range(self.choice([1, 2, 2, 3, 3, 4]))]
         while math.prod(shape) > LARGEST_SIZE / 4:

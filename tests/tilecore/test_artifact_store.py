@@ -1,6 +1,8 @@
 """The store of artifacts: bounded, shared by processes, least recently used first out."""
 
 import os
+import subprocess
+import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -81,3 +83,47 @@ def test_processes_put_and_trim_at_once(tmp_path):
     ArtifactStore(tmp_path, limit_bytes=3 * SIZE).trim()
     left = sum(f.stat().st_size for f in tmp_path.rglob("*") if f.is_file())
     assert left <= 3 * SIZE
+
+
+MADE_AND_CALLED = """
+import sys
+import numpy as np
+import tilecore as tilelang, tilecore.language as T
+
+@tilelang.jit
+def doubled(A):
+    N = T.const("N")
+    A: T.Tensor[[N], T.float32]
+    B = T.empty([N], T.float32)
+    with T.Kernel(1):
+        T.device_assert(A[0] > 0, "größer als 0")
+        for i in T.Parallel(N):
+            B[i] = A[i] * 2.0
+    return B
+
+assert sys.getfilesystemencoding() == "ascii", sys.getfilesystemencoding()
+assert doubled(np.ones(8, np.float32)).sum() == 16
+try:
+    doubled(np.zeros(8, np.float32))
+except Exception as error:
+    assert "größer als 0" in str(error), ascii(str(error))
+else:
+    raise AssertionError("it holds")
+"""
+
+
+def test_kernels_are_loaded_from_a_folder_whose_name_the_locale_does_not_spell(tmp_path):
+    """TVM was given the name as Python spells it then: every trial of a run failed."""
+    folder = tmp_path / "Prüf daten ü"
+    folder.mkdir()
+    program = folder / "program.py"
+    program.write_text(MADE_AND_CALLED)
+    environment = os.environ | {
+        "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0",
+        "HOME": str(folder),
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, program], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert list(folder.rglob("kernel.so"))

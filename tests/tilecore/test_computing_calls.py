@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 import tilecore
-from tilecore.errors import ArgumentError, ShapeMismatch, TypeMismatch, UnsupportedSyntax
+from tilecore.errors import ArgumentError, ShapeMismatch, UnsupportedSyntax
 
 IDS = torch.tensor([[3, 1, 0], [2, 2, 4]])
 
@@ -237,26 +237,6 @@ def test_arrays_of_numpy_go_to_torch_and_back():
     narrow = tilecore.compute(lambda x: F.pad(x, (1, 0)))(table.astype("bfloat16"))
     assert narrow.dtype.name == "bfloat16"
     np.testing.assert_array_equal(narrow[:, 1:], table.astype("bfloat16"))
-
-
-@pytest.mark.parametrize(
-    ("function", "error", "said"),
-    [
-        (lambda x: x.cumsum(0), UnsupportedSyntax, "`Tensor.cumsum`"),  # torch's and NumPy's differ
-        (lambda x: x.var(-1), UnsupportedSyntax, "with correction= or unbiased="),
-        (lambda x: x // 2, UnsupportedSyntax, "`floordiv`"),
-        (lambda x: np.argmax(x), UnsupportedSyntax, "`numpy.argmax`"),
-    ],
-)
-def test_methods_of_arrays_are_not_taken_for_those_of_torch(function, error, said):
-    with pytest.raises(error) as caught:
-        tilecore.compute(function)(np.ones((3, 4), np.float32))
-    assert said in caught.value.message
-
-
-def test_integers_of_numpy_are_told():
-    with pytest.raises(TypeMismatch, match="`add` of float32, float16, bfloat16, found int64"):
-        tilecore.compute(lambda x: x + 1)(np.arange(4))
 
 
 def test_what_torch_refuses_of_elements_is_told_with_its_line():

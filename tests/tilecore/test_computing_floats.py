@@ -26,13 +26,14 @@ def readings(function, x, values=VALUES):
         found, wanted = computation(x, value), function(x, value)
         if x.dtype == torch.bfloat16:  # which torch rounds after every step
             wanted = function(x.double(), value).bfloat16()
-        torch.testing.assert_close(found, wanted)
+        closely = {"rtol": 1e-14, "atol": 0} if x.dtype == torch.float64 else {}
+        torch.testing.assert_close(found, wanted, **closely)
         assert type(found) is type(wanted)
     return next(count)
 
 
 @pytest.mark.few(3)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize(
     "function",
     [

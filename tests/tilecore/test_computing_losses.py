@@ -48,7 +48,7 @@ def test_old_options_and_weights_are_torchs(options):
 def test_losses_of_what_broadcasts_or_differs_in_type_are_torchs():
     x, y = made(3, 4), made(3, 4)
     agrees_exactly(lambda x, y: F.smooth_l1_loss(x, y, beta=0.0), x, y, calls=1)
-    agrees_exactly(lambda x, y: F.mse_loss(x, y.double()), x, y, calls=2)
+    agrees_exactly(lambda x, y: F.mse_loss(x, y.double()), x, y, calls=1)
     with pytest.warns(UserWarning, match="broadcasting"):
         agrees_exactly(lambda x, y: F.l1_loss(x, y[:1]), x, y, calls=1)
 

@@ -364,7 +364,7 @@ def test_damaged_documents_are_refused_or_well_formed():
     documents = [write(library(n)) for n in ("gemm", "attention", "dequant_gemm", "softmax")]
     documents += [write(swizzled), write(user_programs.eager_matmul.program(M=64, N=64, K=64))]
     texts = [canonical_bytes(d) for d in documents]
-    began, accepted, refused = time.perf_counter(), 0, []
+    began, accepted, refused = time.process_time(), 0, []
     for seed in range(1500):
         rng, which = generator(seed), seed % len(documents)
         if seed % 4:
@@ -382,7 +382,7 @@ def test_damaged_documents_are_refused_or_well_formed():
             same(again(found), found)
     assert all(e.code.startswith("TC") and len(str(e)) < 20_000 for e in refused)
     assert accepted > 50  # a comment moved, a constant changed: still a program
-    assert time.perf_counter() - began < 60
+    assert time.process_time() - began < 60
 
 
 def test_a_kernel_from_a_document_computes():

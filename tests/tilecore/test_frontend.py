@@ -252,7 +252,7 @@ def test_names_of_tiles_follow_the_source() -> None:
 
 
 def line_of(marker: str, fn: object) -> int:
-    lines, first = inspect.getsourcelines(fn)  # type: ignore[arg-type]
+    lines, first = inspect.getsourcelines(fn)
     return first + next(i for i, text in enumerate(lines) if marker in text)
 
 
@@ -270,7 +270,7 @@ def test_errors_point_at_the_statement() -> None:
 
     with pytest.raises(Exception, match=r"T\.copy from `A` to `s`") as caught:
         build()
-    span = caught.value.span  # type: ignore[attr-defined]
+    span = caught.value.span
     assert span.file == __file__
     assert (span.line, span.column) == (line_of("# the wrong line", build), 21)
     assert "T.copy(A, s)" in str(caught.value)

@@ -1,4 +1,4 @@
-"""Random programs written per thread: in groups (passes/lanes.py) they compute what they do else.
+"""Random programs written per thread: in groups they compute what they do else.
 
 Numbers are small and whole, sums of them exact, so that every bit must be the same: of threads one
 after the other, in groups wherever that is possible, in groups where it pays, and of the oracle.
@@ -20,7 +20,7 @@ from tilecore import runtime
 from tilecore.artifact import ArtifactStore
 from tilecore.compiler import compile
 from tilecore.interpreter import run
-from tilecore.passes import lanes
+from tilecore.passes import vectorize_threads
 
 BLOCKS, SIZE, DEPTH = 2, 4096, 2
 SYNC = "T.sync_threads()"
@@ -159,9 +159,9 @@ def check(program: Threads, tmp_path) -> None:
         np.zeros((BLOCKS, program.count * 4), np.float32), np.zeros(8, np.int32),
     ]  # fmt: skip
     found = []
-    for worth_it in (0.0, 1e9, lanes.WORTH_IT):
+    for worth_it in (0.0, 1e9, vectorize_threads.WORTH_IT):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(lanes, "WORTH_IT", worth_it)
+            patch.setattr(vectorize_threads, "WORTH_IT", worth_it)
             kernel = runtime.load(compile(func, store=ArtifactStore(tmp_path / str(worth_it))))
         found.append([x.copy() for x in given])
         kernel(*found[-1])

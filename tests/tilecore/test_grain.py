@@ -24,8 +24,8 @@ def scaled(rows: Any) -> PrimFunc:
 
     @T.prim_func
     def scale(
-        X: T.Tensor((rows, COLUMNS), "float32"),  # type: ignore[valid-type]
-        Y: T.Tensor((rows, COLUMNS), "float32"),  # type: ignore[valid-type]
+        X: T.Tensor((rows, COLUMNS), "float32"),
+        Y: T.Tensor((rows, COLUMNS), "float32"),
     ) -> None:
         with T.Kernel(rows) as i:
             T.device_assert(X[i, 0] > -100, "too small")
@@ -40,8 +40,8 @@ def repeated(rows: int, times: Any) -> PrimFunc:
 
     @T.prim_func
     def add(
-        N: T.Tensor((times,), "float32"),  # type: ignore[valid-type]
-        Y: T.Tensor((rows, COLUMNS), "float32"),  # type: ignore[valid-type]
+        N: T.Tensor((times,), "float32"),
+        Y: T.Tensor((rows, COLUMNS), "float32"),
     ) -> None:
         with T.Kernel(rows) as i:
             for k in T.serial(times):

@@ -79,7 +79,11 @@ def test_traffic_per_tensor_is_exact_for_every_candidate(m: int, n: int, k: int)
     configs = [(bm, bn, bk) for bm in (16, 96, 128) for bn in (32, 384) for bk in (32, 256)]
     columns = np.array(configs).T
     env = dict(zip(("block_M", "block_N", "block_K"), columns, strict=True))
-    traffic = {name: evaluate(e, env) for name, e in graph.operand_traffic.items()}
+    (launch,) = graph.launches
+    traffic = {
+        buffer.name: sum(evaluate(launch.tensor_bytes(buffer, writes=w), env) for w in (0, 1))
+        for buffer in graph.func.buffers
+    }
     for i, config in enumerate(configs):
         expected = brute_force_bytes(m, n, k, *config)
         assert {name: int(v[i]) for name, v in traffic.items()} == expected

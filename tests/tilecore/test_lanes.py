@@ -11,14 +11,14 @@ import tilecore.language as T
 from tilecore.ir.nodes import For, KernelLaunch, Parallel
 from tilecore.ir.printer import format_func
 from tilecore.ir.visitor import walk
-from tilecore.passes import lanes, threads
+from tilecore.passes import serialize_threads, vectorize_threads
 
 N, K = 8, 128
 
 
 def grouped(func) -> str:
     """Return the text of a program after its threads became lanes."""
-    return format_func(lanes.run(threads.run(func)))
+    return format_func(vectorize_threads.run(serialize_threads.run(func)))
 
 
 def split_k(threads_shape, axes):
@@ -100,7 +100,8 @@ def test_what_threads_copy_in_rows_is_copied_in_rows(run_both) -> None:
                 total[0] += a[k] * b[t, k]
             C[t] = total[0]
 
-    launch = next(s for s in walk(lanes.run(threads.run(rows)).body) if isinstance(s, KernelLaunch))
+    body = vectorize_threads.run(serialize_threads.run(rows)).body
+    launch = next(s for s in walk(body) if isinstance(s, KernelLaunch))
     nests = [s for s in walk(launch) if isinstance(s, Parallel)]
     assert [int(e.value) for e in nests[1].extents] == [32, 64]
     rng = np.random.default_rng(1)
@@ -186,7 +187,7 @@ def test_few_threads_run_one_after_the_other(count, run_both) -> None:
             for k in T.serial(T.ceildiv(7 - t, count)):
                 Y[k * count + t] = X[k * count + t] * 2
 
-    body = lanes.run(threads.run(few)).body
+    body = vectorize_threads.run(serialize_threads.run(few)).body
     assert not any(isinstance(s, Parallel) for s in walk(body))
     assert all(s.kind == "serial" for s in walk(body) if isinstance(s, For))
     x = np.arange(7, dtype=np.float32)

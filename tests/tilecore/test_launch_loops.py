@@ -150,9 +150,9 @@ def test_a_loop_of_very_many_turns_compiles_at_once():
                     if i + j > 7:
                         B[0] = A[0]
 
-    began = time.perf_counter()
+    began = time.process_time()
     tilelang.compile(main, out_idx=[1], target="llvm")
-    assert time.perf_counter() - began < 30
+    assert time.process_time() - began < 30
 
 
 @pytest.mark.parametrize("target", ["llvm", "h100"])

@@ -119,7 +119,7 @@ def test_layouts_behind_new_axes_and_repeated() -> None:
     assert swap.repeat(1, 1) is swap
     for wrong in (0, [-1], "4"):
         with pytest.raises(ShapeMismatch, match=r"TC201 .*Layout.expand.* an int of at least 1"):
-            swap.expand(wrong)  # type: ignore[arg-type]
+            swap.expand(wrong)
     with pytest.raises(ShapeMismatch, match=r"TC201 .*an axis of 2, found 2"):
         swap.repeat(2, 3)
 

@@ -25,8 +25,8 @@ def fixed() -> PrimFunc:
 
     @T.prim_func
     def scale(
-        X: T.Tensor((ROWS, COLUMNS), "float32"),  # type: ignore[valid-type]
-        Y: T.Tensor((ROWS, COLUMNS), "float32"),  # type: ignore[valid-type]
+        X: T.Tensor((ROWS, COLUMNS), "float32"),
+        Y: T.Tensor((ROWS, COLUMNS), "float32"),
     ) -> None:
         with T.Kernel(ROWS) as i:
             for j in T.Parallel(COLUMNS):
@@ -41,12 +41,12 @@ def dynamic() -> PrimFunc:
 
     @T.prim_func
     def scale(
-        X: T.StridedTensor((rows, columns), (step, 1), "float32"),  # type: ignore[valid-type]
+        X: T.StridedTensor((rows, columns), (step, 1), "float32"),
         few: T.uint8,
         factor: T.float32,
         is_negative: T.bool,
-        W: T.Tensor((columns,), "float32"),  # type: ignore[valid-type]
-        Y: T.Tensor((rows, columns), "float32"),  # type: ignore[valid-type]
+        W: T.Tensor((columns,), "float32"),
+        Y: T.Tensor((rows, columns), "float32"),
     ) -> None:
         with T.Kernel(rows) as i:
             for j in T.Parallel(columns):
@@ -152,8 +152,8 @@ def test_the_result_is_that_of_the_kernel() -> None:
 
 def test_the_least_integer_stands_for_no_other() -> None:
     @T.prim_func
-    def main(rows: T.int64, Y) -> None:  # type: ignore[no-untyped-def]
-        Y: T.Tensor((rows,), "float32")  # type: ignore[valid-type,no-redef]
+    def main(rows: T.int64, Y) -> None:
+        Y: T.Tensor((rows,), "float32")
         with T.Kernel(rows) as i:
             Y[i] = 1.0
 
@@ -166,7 +166,7 @@ def test_the_least_integer_stands_for_no_other() -> None:
 
 def test_a_failed_assertion_is_told_once() -> None:
     @T.prim_func
-    def main(X: T.Tensor((8,), "float32"), Y: T.Tensor((8,), "float32")) -> None:  # type: ignore[valid-type]
+    def main(X: T.Tensor((8,), "float32"), Y: T.Tensor((8,), "float32")) -> None:
         with T.Kernel(1):
             T.device_assert(X[0] > 0, "positive")
             for i in T.Parallel(8):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tilecore.language as T
-from tilecore.passes import stages
+from tilecore.passes import drop_stages
 from tilecore.passes.pipeline import run_passes
 
 RunBoth = Callable[..., list[np.ndarray]]
@@ -96,7 +96,7 @@ def test_a_step_that_is_used_later_keeps_its_copy(run_both: RunBoth) -> None:
                 T.copy(behind[0, :, :], Y[k, :, :])
                 T.copy(ahead[k % 2, :, :], behind[0, :, :])
 
-    text = str(stages.run(program))
+    text = str(drop_stages.run(program))
     assert "alloc ahead: shared float32[2, 4, 8]" in text
     assert "alloc behind: shared float32[2, 4, 8]" in text
     x = RNG.standard_normal((6, 4, 8)).astype(np.float32)

@@ -55,7 +55,7 @@ def test_a_picture_shows_every_offset(tmp_path: Path) -> None:
     with pytest.raises(TypeMismatch, match="at most 4096"):
         plot_layout(row_major((100, 100)), tmp_path)
     with pytest.raises(TypeMismatch, match="a layout"):
-        plot_layout([1, 2], tmp_path)  # type: ignore[arg-type]
+        plot_layout([1, 2], tmp_path)
 
 
 def test_a_tensor_for_anything_with_a_shape_and_a_dtype() -> None:

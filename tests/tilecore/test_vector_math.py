@@ -1,4 +1,4 @@
-"""Vector functions of float32 over their whole range, against float64."""
+"""Vector functions over their whole range: float32 against float64, float64 against 80 bits."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ FUNCTIONS = {
 }
 
 
-def kernel_of(function, artifacts, target="llvm"):
+def kernel_of(function, artifacts, target="llvm", dtype="float32"):
     n = T.dynamic("n")
 
     @T.prim_func
-    def main(X: T.Tensor((n,), "float32"), Y: T.Tensor((n,), "float32")):
+    def main(X: T.Tensor((n,), dtype), Y: T.Tensor((n,), dtype)):
         with T.Kernel(T.ceildiv(n, 1024)) as b:
             for i in T.Parallel(1024):
                 Y[b * 1024 + i] = function(X[b * 1024 + i])
@@ -68,8 +68,8 @@ def applied(kernel, x):
 
 def units_off(found, exact):
     """Return the distance in units of the last place of the exact value."""
-    last = np.spacing(np.abs(exact).astype(np.float32)).astype(np.float64)
-    return np.abs(found.astype(np.float64) - exact) / last
+    last = np.spacing(np.abs(exact).astype(found.dtype)).astype(exact.dtype)
+    return np.abs(found.astype(exact.dtype) - exact) / last
 
 
 @pytest.mark.few(1)
@@ -104,22 +104,57 @@ def test_error_over_the_whole_range(name, target, artifacts):
     assert np.abs(found[small] - want[small]).max(initial=0.0) <= 2**-149
 
 
+@pytest.mark.few(2)
+@pytest.mark.parametrize("target", ["avx2", "avx512"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_error_of_float64_over_the_whole_range(name, target, artifacts):
+    function = FUNCTIONS[name]
+    kernel = kernel_of(function.ours, artifacts, target, "float64")
+    rng = np.random.default_rng(0)
+    sizes = rng.uniform(-1, 1, 100_000) * 10.0 ** rng.uniform(-12, 3, 100_000)
+    near_one = 1 + rng.uniform(-1, 1, 100_000) * 10.0 ** rng.uniform(-15, 0, 100_000)
+    x = np.concatenate(
+        [
+            rng.integers(0, 2**64, 100_000, np.uint64).view(np.float64),
+            sizes,
+            near_one,
+            rng.uniform(*function.dense, 100_000),
+            rng.integers(-(2**29), 2**29, 100_000) * (np.pi / 2),  # zeros of sin and cos
+        ]
+    )
+    x = x[np.isfinite(x)]
+    if name.startswith("log") or name == "rsqrt":
+        x = x[x > (-1 if name == "log1p" else 0)]
+    with np.errstate(over="ignore", under="ignore"):
+        want = function.exact(x.astype(np.longdouble))
+        double = want.astype(np.float64)
+    found = applied(kernel, x)
+    normal = np.isfinite(double) & (np.abs(double) >= np.finfo(np.float64).tiny)
+    assert normal.sum() > 200_000
+    is_exact = np.result_type(want) == np.longdouble
+    assert units_off(found[normal], want[normal]).max() <= 2.6 + (not is_exact)
+    np.testing.assert_array_equal(found[np.isinf(double)], double[np.isinf(double)])
+    small = np.abs(want) < np.finfo(np.float64).tiny
+    assert np.abs(found[small] - want[small]).max(initial=0.0) <= 2.0**-1074
+
+
 def test_exp_leaves_the_range_as_libm_does(artifacts):
     found = applied(kernel_of(T.exp, artifacts), np.array([-1e30, -104, 89, 1e30], np.float32))
     np.testing.assert_array_equal(found, np.array([0, 0, np.inf, np.inf], np.float32))
 
 
 @pytest.mark.few(3)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("target", ["avx2", "avx512"])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_special_values_and_tails(name, target, artifacts):
+def test_special_values_and_tails(name, target, dtype, artifacts):
     function = FUNCTIONS[name]
-    kernel = kernel_of(function.ours, artifacts, target)
-    special = np.array([np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0], np.float32)
+    kernel = kernel_of(function.ours, artifacts, target, dtype)
+    special = np.array([np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0], dtype)
     for count in (1, 3, 8, 17):  # lanes one by one, and in vectors
         x = np.resize(special, count)
         with np.errstate(invalid="ignore", divide="ignore"):
-            want = function.exact(x.astype(np.float64)).astype(np.float32)
+            want = function.exact(x.astype(np.float64)).astype(dtype)
         found = applied(kernel, x)
         np.testing.assert_array_almost_equal_nulp(
             found[np.isfinite(want)], want[np.isfinite(want)], 2
@@ -128,7 +163,7 @@ def test_special_values_and_tails(name, target, artifacts):
         zeros = want == 0
         np.testing.assert_array_equal(np.signbit(found[zeros]), np.signbit(want[zeros]))
     low, high = function.dense
-    x = np.random.default_rng(1).uniform(low, high, 1024).astype(np.float32)
+    x = np.random.default_rng(1).uniform(low, high, 1024).astype(dtype)
     whole = applied(kernel, x)
     for count in (1, 5, 1000):
         np.testing.assert_array_equal(applied(kernel, x[:count].copy()), whole[:count])

@@ -137,7 +137,7 @@ def attempt(
 
 def has_check(program: Path) -> bool:
     """Return whether the program compares anything: an assert, or a call named like one."""
-    for node in ast.walk(ast.parse(program.read_text())):
+    for node in ast.walk(ast.parse(program.read_bytes())):
         if isinstance(node, ast.Assert):
             return True
         if isinstance(node, ast.Call):

@@ -32,7 +32,9 @@ def annotate_compile_flags(flags: Sequence[str]) -> None:
 
 
 def annotate_min_blocks_per_sm(count: int) -> None:
-    """Record how many blocks a GPU should run on one multiprocessor; without effect here.
+    """Let an NVIDIA GPU have registers for so many blocks on one multiprocessor.
+
+    Without effect elsewhere, and where warps hand registers to each other (``T.set_max_nreg``).
 
     Raises:
         TypeMismatch: not a positive integer (TC202).

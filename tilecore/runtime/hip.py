@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -139,7 +140,7 @@ def _library(torch: Any) -> Any:
     Raises:
         ToolchainMissing: there is none (TC306).
     """
-    loaded = re.search(rf"\S+/{re.escape(LIBRARY)}\S*", MAPS.read_text())
+    loaded = re.search(rf"\S+/{re.escape(LIBRARY)}\S*", os.fsdecode(MAPS.read_bytes()))
     beside = Path(torch.__file__).parent / "lib" / LIBRARY
     for place in ([loaded[0]] if loaded else []) + ([str(beside)] if beside.exists() else []):
         return ctypes.CDLL(place)

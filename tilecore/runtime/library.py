@@ -22,9 +22,9 @@ def runtime_api() -> Any:
     """Return tvm_ffi after TVM's runtime library was loaded.
 
     The workers of TVM's thread pool sleep instead of spinning unless the user's environment says
-    otherwise: spinning ones slow torch's pool (and torch's slow ours) by 2-5x.
-    Source: shared/research/cpu-lowering.md section 6, measured. The pool has one thread per usable
-    core, or what OMP_NUM_THREADS says; left alone TVM takes half of them, assuming hyperthreads.
+    otherwise: spinning ones slow torch's pool (and torch's slow ours) by 2-5x (measured on 2 cores
+    of AMD Zen 4, 2026-11-20). The pool has one thread per usable core, or what OMP_NUM_THREADS
+    says; left alone TVM takes half of them, assuming hyperthreads.
     """
     libc = ctypes.CDLL(None)
     libc.setenv(SPIN, b"0", 0)
@@ -52,9 +52,10 @@ def load_library(path: Path, entry: str) -> tuple[Any, Any]:
     """
     api = runtime_api()
     try:
-        module = api.load_module(str(path))
+        # TVM takes UTF-8; Python spells a name in other ways where the locale has another encoding.
+        module = api.load_module(os.fsencode(path).decode())
         return module, module[entry]
-    except (RuntimeError, AttributeError, OSError) as error:
+    except (RuntimeError, AttributeError, OSError, UnicodeDecodeError) as error:
         raise ArtifactError(path=path, reason=str(error).splitlines()[-1]) from error
 
 

@@ -12,8 +12,10 @@ import numpy as np
 
 from tilecore.artifact import ParameterSpec
 from tilecore.ir.dtype import DType
-from tilecore.runtime import dims
+from tilecore.runtime import dims, pages
 from tilecore.runtime.memo import Memo, strides_of
+
+MANY = pages.FRESH_BYTES // 16  # elements: of fewer no tensor lies in fresh memory, of any type
 
 
 class OutputMaker:
@@ -76,10 +78,18 @@ class OutputMaker:
             self._torch_dtypes = [d.as_torch() for d in self._dtypes]
         pairs = zip(shapes, self._torch_dtypes, strict=True)
         if self._device == "cpu":
-            make = _maker()
-            return [make(shape, _row_major(shape), dtype) for shape, dtype in pairs]
+            return [_on_cpu(shape, dtype) for shape, dtype in pairs]
         place = self._device if like is None else like.device
         return [torch.empty(shape, dtype=dtype, device=place) for shape, dtype in pairs]
+
+
+def _on_cpu(shape: tuple[int, ...], dtype: Any) -> Any:
+    """Return a tensor of torch on the CPU."""
+    strides, size = _lying(shape)
+    found = _maker()(shape, strides, dtype)
+    if size >= MANY:
+        pages.ask_for_large(found)
+    return found
 
 
 @functools.cache
@@ -97,13 +107,13 @@ def _maker() -> Callable[..., Any]:
 
 
 @functools.lru_cache(1024)
-def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides of a tensor whose elements lie one after the other."""
+def _lying(shape: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
+    """Return the strides of a tensor whose elements lie one after the other, and their number."""
     found, step = [], 1
     for extent in reversed(shape):
         found.append(step)
         step *= max(extent, 1)
-    return tuple(reversed(found))
+    return tuple(reversed(found)), step
 
 
 def _first(values: Sequence[Any], kind: type) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -153,7 +154,7 @@ def _openmp() -> Shared | None:
 def _runtimes() -> Iterator[Path]:
     """Yield the OpenMP runtimes of this process, those that come with torch first."""
     maps = Path("/proc/self/maps")
-    lines = maps.read_text().splitlines() if maps.exists() else []
+    lines = os.fsdecode(maps.read_bytes()).splitlines() if maps.exists() else []
     paths = {Path(line[line.index("/") :]) for line in lines if "/" in line}
     found = sorted(p for p in paths if p.name.startswith(OPENMP))
     home = str(Path(getattr(sys.modules.get("torch"), "__file__", None) or "/").parent)

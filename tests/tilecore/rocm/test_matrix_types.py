@@ -220,7 +220,7 @@ def chained(M, N, K, D, dtype, total):
         ("gfx942", "float64", "registers"),
         ("gfx942", E4, "registers"),  # as bfloat16, whose fragments fit those of the sums
         ("gfx90a", E5Z, "registers"),
-        ("gfx942", E4Z, "elements"),  # lanes have 4 neighbours and want 8: by shared memory
+        ("gfx942", E4Z, "chunks"),  # lanes have 4 neighbours and want 8: by shared memory
     ],
 )
 def test_sums_are_an_operand_of_the_next_product(target, dtype, source, run):
