@@ -6,18 +6,21 @@ They are found without the space they belong to: nothing is enumerated but they 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from recommender.cpu_choices import Columns
+from recommender.limits import Limit
 from recommender.space import SearchSpace
 from tilecore.tile_config import KnobValue, TileConfig
 
 SEED = 1
+FAR = 16
 Values = tuple[tuple[str, tuple[KnobValue, ...]], ...]
+Step = tuple[int, int]  # an axis, and how far along it
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +46,61 @@ def around(space: SearchSpace, configs: Sequence[TileConfig], sample: int = 0) -
 
     ``sample``: so many places of the whole space are looked at, too, the same ones every time.
     """
+    axes, all_places = _places_of(space, configs)
+    near = [axes.near(places, axes.steps(places)) for places in all_places]
+    codes = np.unique(np.concatenate([*near, axes.sample(sample)]))
+    return _legal(space, axes, codes, space.limits)
+
+
+def far_around(
+    space: SearchSpace, configs: Sequence[TileConfig], *, only_hard: bool = False
+) -> Around:
+    """Return what differs from ``configs`` in one knob, or by a step each in two.
+
+    A number may be any of the next ``FAR`` values; a step goes to the next that is legal, too.
+
+    Args:
+        space: theirs.
+        configs: which need not be in the space themselves.
+        only_hard: whether what can run, but is not worth trying, is legal.
+    """
+    limits = [limit for limit in space.limits if limit.is_hard or not only_hard]
+    axes, all_places = _places_of(space, configs)
+    found = []
+    for places in all_places:
+        steps = axes.steps(places, FAR)
+        code = axes.code(places)
+        kept = set(_legal(space, axes, axes.apart(code, steps), limits).codes.tolist())
+        legal = [step for step in steps if code + axes.distance(*step) in kept]
+        found.append(axes.near(places, [*dict.fromkeys([*axes.steps(places), *_nearest(legal)])]))
+        found.append(np.array(sorted(kept), np.int64))
+    return _legal(space, axes, np.unique(np.concatenate(found)), limits)
+
+
+def _places_of(
+    space: SearchSpace, configs: Sequence[TileConfig]
+) -> tuple[_Axes, list[list[int]]]:  # fmt: skip
     axes = _axes(tuple(space.values.items()))
     defaults = {k.name: k.default for k in space.definition.knobs}
-    near = [axes.near(axes.places(c, defaults)) for c in configs]
-    codes = np.unique(np.concatenate([*near, axes.sample(sample)]))
+    return axes, [axes.places(config, defaults) for config in configs]
+
+
+def _legal(
+    space: SearchSpace, axes: _Axes, codes: np.ndarray, limits: Iterable[Limit]
+) -> Around:  # fmt: skip
     columns = axes.columns(codes)
     kept = np.ones(len(codes), bool)
-    for limit in space.limits:
+    for limit in limits:
         kept &= np.asarray(limit.holds(columns))
     return Around(codes[kept], {knob: column[kept] for knob, column in columns.items()})
+
+
+def _nearest(steps: Sequence[Step]) -> list[Step]:
+    """Return the shortest step along each axis, in each direction."""
+    found: dict[tuple[int, bool], Step] = {}
+    for axis, step in sorted(steps, key=lambda s: abs(s[1])):
+        found.setdefault((axis, step > 0), (axis, step))
+    return list(found.values())
 
 
 class _Axes:
@@ -74,21 +123,34 @@ class _Axes:
             for knob, options in zip(self._knobs, self._options, strict=True)
         ]
 
-    def near(self, places: Sequence[int]) -> np.ndarray:
-        """Return the codes of what is at most two steps away from a place, itself included."""
-        axes, changes = [], []
+    def code(self, places: Sequence[int]) -> int:
+        """Return the number of a config."""
+        return sum(p * stride for p, stride in zip(places, self._strides, strict=True))
+
+    def distance(self, axis: int, step: int) -> int:
+        """Return by how much a step changes the number of a config."""
+        return step * self._strides[axis]
+
+    def steps(self, places: Sequence[int], far: int = 1) -> list[Step]:
+        """Return the steps from a place that change one knob, a number by up to ``far`` values."""
+        found = []
         for axis, (place, options) in enumerate(zip(places, self._options, strict=True)):
             is_choice = isinstance(options[0], str)
-            others = range(len(options)) if is_choice else (place - 1, place + 1)
-            for other in others:
-                if other != place and 0 <= other < len(options):
-                    axes.append(axis)
-                    changes.append((other - place) * self._strides[axis])
-        code = sum(p * stride for p, stride in zip(places, self._strides, strict=True))
-        steps, of = np.array(changes, dtype=np.int64), np.array(axes)
-        first, second = np.nonzero(of[:, None] < of[None, :])
-        pairs = steps[first] + steps[second]
-        return code + np.concatenate([np.zeros(1, np.int64), steps, pairs])
+            others = range(len(options)) if is_choice else range(place - far, place + far + 1)
+            found += [(axis, at - place) for at in others if at != place and 0 <= at < len(options)]
+        return found
+
+    def apart(self, code: int, steps: Sequence[Step]) -> np.ndarray:
+        """Return the codes of what is a step away from a place."""
+        return code + np.array([self.distance(*step) for step in steps], dtype=np.int64)
+
+    def near(self, places: Sequence[int], steps: Sequence[Step]) -> np.ndarray:
+        """Return the codes of what is at most two of the steps away from a place, and its own."""
+        code, axes = self.code(places), np.array([axis for axis, _ in steps])
+        ones = self.apart(0, steps)
+        first, second = np.nonzero(axes[:, None] < axes[None, :])
+        pairs = ones[first] + ones[second]
+        return code + np.concatenate([np.zeros(1, np.int64), ones, pairs])
 
     def sample(self, count: int) -> np.ndarray:
         """Return the codes of some places all over the space."""

@@ -1,6 +1,7 @@
 """CostModel: what measurements add to the analytic model. The only file that knows XGBoost.
 
-It is loaded with the first model: that takes as long as many an answer.
+It is loaded to train, to read files from elsewhere, and by those that answer all the time: to load
+it takes longer than many an answer, which ``Trees`` give without it, to the bit as it does.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import base64
 import binascii
 import hashlib
 import json
+import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +21,7 @@ import numpy as np
 
 from recommender.errors import InvalidModel, NotEnoughMeasurements
 from recommender.model_file import check_structure, parse
+from recommender.trees import Trees
 
 FORMAT = 2
 MIN_ROWS = 8
@@ -39,6 +43,7 @@ class CostModel:
     """Gradient-boosted trees for ``log(measured time / analytic time)``.
 
     Attributes:
+        booster: of XGBoost, or ``Trees``.
         feature_schema: version of the features it was trained with.
         spread: 10 % and 90 % quantiles of the residual on rows it was not trained on.
         rows: number of measurements behind it.
@@ -106,13 +111,16 @@ class CostModel:
 
     def predict(self, features: np.ndarray) -> Prediction:
         """Return factors on the analytic time for every row of ``features``."""
-        log_ratio = self.booster.inplace_predict(features).astype(np.float64)
+        is_read = isinstance(self.booster, Trees)
+        ask = self.booster.predict if is_read else self.booster.inplace_predict
+        log_ratio = ask(features).astype(np.float64)
         low, high = self.spread
         return Prediction(np.exp(log_ratio), np.exp(log_ratio + low), np.exp(log_ratio + high))
 
     def to_bytes(self) -> bytes:
         """Return the model as checked JSON bytes."""
-        raw = bytes(self.booster.save_raw("json"))
+        is_read = isinstance(self.booster, Trees)
+        raw = self.booster.raw if is_read else bytes(self.booster.save_raw("json"))
         envelope = {
             "format": FORMAT,
             "feature_schema": self.feature_schema,
@@ -137,11 +145,7 @@ class CostModel:
         found = envelope["feature_schema"]
         if found != feature_schema:
             raise InvalidModel(expected=f"feature schema {feature_schema}", found=str(found))
-        raw = _checked_booster(envelope)
-        import xgboost
-
-        booster = xgboost.Booster({"nthread": 1})
-        booster.load_model(bytearray(raw))
+        booster = _loaded(_checked_booster(envelope))
         low, high = (float(x) for x in envelope["spread"])
         return cls(
             booster, feature_schema, (low, high), int(envelope["rows"]), tuple(envelope["dtypes"])
@@ -150,11 +154,7 @@ class CostModel:
     @classmethod
     def of_json(cls, raw: bytes, *, feature_schema: str) -> CostModel:
         """Return the model in JSON that ``reloaded`` wrote; its interval is yet to be found."""
-        import xgboost
-
-        booster = xgboost.Booster({"nthread": 1})
-        booster.load_model(bytearray(raw))
-        return cls(booster, feature_schema, (0.0, 0.0), 0)
+        return cls(_loaded(raw), feature_schema, (0.0, 0.0), 0)
 
 
 def reloaded(raw: bytes, features: int) -> bytes:
@@ -174,8 +174,7 @@ def reloaded(raw: bytes, features: int) -> bytes:
         booster.load_model(bytearray(raw))
         document = bytes(booster.save_raw("json"))
     except (xgboost.core.XGBoostError, UnicodeDecodeError, ValueError) as error:
-        lines = str(error).splitlines() or [type(error).__name__]
-        raise InvalidModel(expected="a model of XGBoost", found=lines[0][:200]) from error
+        raise InvalidModel(expected="a model of XGBoost", found=_damage(error)) from error
     check_structure(parse(document), features)
     rows = np.random.default_rng(0).normal(0.0, 4.0, (256, features)).astype(np.float32)
     rows[:8] = np.nan  # as features that a program lacks
@@ -183,6 +182,13 @@ def reloaded(raw: bytes, features: int) -> bytes:
     if predicted.shape != (256,) or not np.all(np.abs(predicted) <= MAX_LOG_RATIO):
         raise InvalidModel(expected="logarithms of ratios", found="predictions beyond any")
     return document
+
+
+def _damage(error: Exception) -> str:
+    """Return what XGBoost says, without the time and the place in its sources."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    said = re.sub(r"^\[[\d:]+\] \S+:\d+: ", "", lines[0]).rstrip(" :")
+    return f"a damaged one (XGBoost says: {said[:200]})"
 
 
 UBJ_OBJECT = b"{L"  # how XGBoost begins a UBJ file: the length of the first name, 8 bytes
@@ -221,6 +227,17 @@ def _checked_booster(envelope: dict[str, Any]) -> bytes:
     if digest != envelope["sha256"]:
         raise InvalidModel(expected=f"booster with sha256 {envelope['sha256']}", found=digest)
     return raw
+
+
+def _loaded(raw: bytes) -> Any:
+    """Return what predicts: XGBoost where it is loaded already, which is faster, else ``Trees``."""
+    if "xgboost" not in sys.modules:
+        return Trees.of_json(raw)
+    import xgboost
+
+    booster = xgboost.Booster({"nthread": 1})
+    booster.load_model(bytearray(raw))
+    return booster
 
 
 def _train(

@@ -36,8 +36,8 @@ LINE_BYTES = 64.0
 class CpuConstants:
     """Properties of the generated code and of caches that no profile holds.
 
-    Source: starting from shared/research/cpu-lowering.md sections 3 and 5, checked against
-    measurements by ``benchmarks/calibrate_cpu_model.py`` (AVX-512 Xeon, 2 cores, 2026-11-20), where
+    Source: first measured on AMD Zen 4, then checked against measurements by
+    ``benchmarks/calibrate_cpu_model.py`` (AVX-512 Xeon, 2 cores, 2026-11-20), where
     FMAs on registers reach 208 GFLOP/s per core and the best library GEMM 165.
     """
 

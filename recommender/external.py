@@ -7,6 +7,7 @@ is one spelling of it.
 from __future__ import annotations
 
 import ast
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,14 +18,15 @@ from numpy.typing import NDArray
 
 from recommender.conditions import Condition
 from recommender.errors import InvalidExternalSpace
-from recommender.joined import joined
+from recommender.joined import Joined, drawn, joined
 from recommender.knob_shapes import places, shapes
 from recommender.search import Landscape
 from tilecore.lazy import cached_property
 from tilecore.tile_config import digest
 
 MAX_ENUMERATED = 4_000_000  # combinations of values that are looked at as a grid
-MAX_CONFIGS = 200_000
+MAX_CONFIGS = 200_000  # beyond, a sample of them is looked at, and what is around the fastest
+MOST_STEPS = 2048  # values of single parameters that are tried around a configuration
 MAX_CODES = 2**62  # combinations of the values of listed configurations
 MAX_PARAMETERS, MAX_VALUES, MAX_CONDITIONS = 32, 1024, 64
 MAX_TEXT = 1024  # characters of a name, and of a value
@@ -40,6 +42,9 @@ class ExternalSpace:
 
     Configurations are rows 0..len-1: combinations of values in the order in which they were given,
     the last parameter fastest, without those that break a condition or are not ``listed``.
+
+    Of more than MAX_CONFIGS only a ``sample`` is known, the same one every time. Rows are then the
+    numbers of combinations, with those that break a condition, and ``len`` may be an estimate.
     """
 
     parameters: Mapping[str, tuple[Value, ...]]
@@ -59,7 +64,7 @@ class ExternalSpace:
             raise _fault("parameters", f"at most {MAX_CODES} combinations", str(combinations))
         if len(self.conditions) > MAX_CONDITIONS:
             raise _fault("conditions", f"at most {MAX_CONDITIONS}", str(len(self.conditions)))
-        self._codes.setflags(write=False)  # computed here: an empty space is refused at once
+        self._found.codes.setflags(write=False)  # found here: an empty space is refused at once
         if self.default is not None:
             self.row(self.default)
 
@@ -109,7 +114,17 @@ class ExternalSpace:
         return cls(parameters, conditions, default) if has_default else space_of
 
     def __len__(self) -> int:
-        return len(self._codes)
+        return self._found.legal
+
+    @property
+    def sample(self) -> NDArray[np.int64] | None:
+        """Rows of some configurations, ascending, where there are too many to know them all."""
+        return self._found.codes if self._found.is_sample else None
+
+    @property
+    def is_estimate(self) -> bool:
+        """Whether ``len`` is an estimate: there are too many combinations to look at all."""
+        return self._found.is_estimate
 
     @property
     def key(self) -> str:
@@ -119,7 +134,8 @@ class ExternalSpace:
 
     def config(self, row: int) -> dict[str, Value]:
         """Return a configuration."""
-        digits = np.unravel_index(self._codes[row], self._sizes)
+        code = row if self._found.is_sample else self._codes[row]
+        digits = np.unravel_index(code, self._sizes)
         pairs = zip(self.parameters.items(), digits, strict=True)
         return {name: values[int(digit)] for (name, values), digit in pairs}
 
@@ -128,6 +144,8 @@ class ExternalSpace:
         code = self._code(config)
         if code is None:
             return None
+        if self._found.is_sample:
+            return code if len(self._legal(np.array([code]))) else None
         row = int(np.searchsorted(self._codes, code))
         return row if row < len(self) and self._codes[row] == code else None
 
@@ -142,18 +160,22 @@ class ExternalSpace:
             raise _fault("default", "a configuration of the space", repr(dict(config))[:200])
         return found
 
-    def features(self) -> NDArray[np.float64]:
+    def features(self, rows: NDArray[np.int64] | None = None) -> NDArray[np.float64]:
         """Return values as numbers, a row per configuration (texts by their place)."""
         columns = [
             _numbers(values)[digit]
-            for values, digit in zip(self.parameters.values(), self._digits, strict=True)
+            for values, digit in zip(self.parameters.values(), self._digits(rows), strict=True)
         ]
         return np.stack(columns, axis=1)
 
-    def landscape(self) -> Landscape:
-        """Return what a search may see: values and neighbours (of a list: the most alike)."""
-        digits = np.stack(self._digits, axis=1)
-        strides = [math.prod(self._sizes[i + 1 :]) for i in range(len(self._sizes))]
+    def landscape(self, rows: NDArray[np.int64] | None = None) -> Landscape:
+        """Return what a search may see: values and neighbours (of a list: the most alike).
+
+        Args:
+            rows: the candidates, ascending, by whose places it goes; None: all that are known.
+        """
+        codes = self._codes if rows is None else rows
+        digits = np.stack(self._digits(rows), axis=1)
 
         def nearest_listed(row: int) -> list[int]:
             apart = np.abs(digits - digits[row]).sum(axis=1)
@@ -162,43 +184,90 @@ class ExternalSpace:
 
         def neighbours(row: int) -> list[int]:
             near = []
-            for digit, size, stride in zip(digits[row], self._sizes, strides, strict=True):
-                code = self._codes[row]
-                near += [code - stride] if digit > 0 else []
-                near += [code + stride] if digit < size - 1 else []
-            at = np.searchsorted(self._codes, near)
-            known = at < len(self)
-            known[known] = self._codes[at[known]] == np.array(near)[known]
+            for digit, size, stride in zip(digits[row], self._sizes, self._strides, strict=True):
+                near += [codes[row] - stride] if digit > 0 else []
+                near += [codes[row] + stride] if digit < size - 1 else []
+            at = np.searchsorted(codes, near)
+            known = at < len(codes)
+            known[known] = codes[at[known]] == np.array(near)[known]
             return [int(r) for r in at[known]]
 
-        values = self.features()
-        nothing = np.ones(len(self))
+        values = self.features(rows)
+        nothing = np.ones(len(codes))
         near = neighbours if self.listed is None else nearest_listed
         return Landscape(nothing, shapes(values), near, places=places(values))
 
-    @property
-    def _digits(self) -> tuple[NDArray[np.intp], ...]:
-        """The places of configurations' values, a parameter each."""
-        return np.unravel_index(self._codes, self._sizes)
+    def around(self, row: int) -> NDArray[np.int64]:
+        """Return rows of a sampled space that differ in one parameter, or by a step each in two."""
+        digits = np.array(np.unravel_index(row, self._sizes))
+        most = max(2, MOST_STEPS // len(self._sizes))
+        ones = [
+            [at - d for at in range(max(0, d - most // 2), min(size, d + most // 2 + 1)) if at != d]
+            for d, size in zip(digits.tolist(), self._sizes, strict=True)
+        ]
+        steps = [(axis, step) for axis, those in enumerate(ones) for step in those]
+        near = [(axis, step) for axis, step in steps if abs(step) == 1]
+        pairs = [(a, b) for a, b in itertools.combinations(near, 2) if a[0] != b[0]]
+        strides = self._strides
+        codes = [row + step * strides[axis] for axis, step in steps]
+        codes += [row + a[1] * strides[a[0]] + b[1] * strides[b[0]] for a, b in pairs]
+        return self._legal(np.unique(np.array(codes, np.int64)))
+
+    def _legal(self, codes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return those that keep all conditions; those of which one cannot be told do not."""
+        names = {name for condition in self._conditions for name in condition.names}
+        columns = {
+            name: _column(values)[digit]
+            for (name, values), digit in zip(
+                self.parameters.items(), self._digits(codes), strict=True
+            )
+            if name in names
+        }
+        mask = np.ones(len(codes), bool)
+        try:
+            for condition in self._conditions:
+                mask &= condition.holds(columns, mask)
+        except InvalidExternalSpace:
+            if len(codes) == 1:
+                return codes[:0]
+            return np.concatenate([self._legal(half) for half in np.array_split(codes, 2)])
+        return codes[mask]
+
+    def _digits(self, rows: NDArray[np.int64] | None) -> tuple[NDArray[np.intp], ...]:
+        """Return the places of the values of configurations (None: all), a parameter each."""
+        return np.unravel_index(self._codes if rows is None else rows, self._sizes)
 
     @property
     def _sizes(self) -> tuple[int, ...]:
         return tuple(len(values) for values in self.parameters.values())
 
-    @cached_property
+    @property
+    def _strides(self) -> tuple[int, ...]:
+        return tuple(math.prod(self._sizes[i + 1 :]) for i in range(len(self._sizes)))
+
+    @property
     def _codes(self) -> NDArray[np.int64]:
-        """Mixed-radix numbers of the configurations, ascending."""
+        """Mixed-radix numbers of the configurations that are known, ascending."""
+        return self._found.codes
+
+    @cached_property
+    def _conditions(self) -> tuple[Condition, ...]:
+        return tuple(Condition(text, self.parameters) for text in self.conditions)
+
+    @cached_property
+    def _found(self) -> Joined:
         if self.listed is not None:
-            return self._listed_codes()
-        conditions = [Condition(text, self.parameters) for text in self.conditions]
+            codes = self._listed_codes()
+            return Joined(codes, len(codes))
         if math.prod(self._sizes) > MAX_ENUMERATED:
-            codes = joined(self.parameters, conditions, MAX_CONFIGS)
+            found = joined(self.parameters, self._conditions, MAX_CONFIGS)
         else:
-            codes = self._of_grid(conditions)
-        if not 0 < len(codes) <= MAX_CONFIGS:
-            expected = f"1 to {MAX_CONFIGS} configurations that keep all conditions"
-            raise _fault("space", expected, str(len(codes)))
-        return codes
+            codes = self._of_grid(self._conditions)
+            is_sample = len(codes) > MAX_CONFIGS
+            found = Joined(drawn(codes) if is_sample else codes, len(codes), is_sample)
+        if not found.legal:
+            raise _fault("space", "a configuration at least that keeps all conditions", "none")
+        return found
 
     def _of_grid(self, conditions: Sequence[Condition]) -> NDArray[np.int64]:
         mask = np.ones(self._sizes, bool)

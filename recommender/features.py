@@ -9,7 +9,6 @@ import numpy as np
 
 from recommender.analytic import Estimates
 from recommender.cpu_choices import Columns, Floats, Tiling
-from recommender.gpu_features import gpu_features
 from recommender.space import SearchSpace
 from recommender.workload_features import (
     FLAGS,
@@ -50,6 +49,8 @@ def features(space: SearchSpace, columns: Columns, estimates: Estimates) -> np.n
         estimates: of exactly these configs.
     """
     if space.hardware.kind != "cpu":
+        from recommender.gpu_features import gpu_features  # CPUs need none of it
+
         return gpu_features(space, columns, estimates)
     t = estimates.tiling
     count = len(estimates.time_s)

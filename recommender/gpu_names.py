@@ -60,7 +60,7 @@ def steps_between(one: str, other: str) -> int:
 @cache
 def _architectures() -> tuple[tuple[Architecture, re.Pattern[str]], ...]:
     found = []
-    for entry in tomllib.loads(NAMES.read_text())["architecture"]:
+    for entry in tomllib.loads(NAMES.read_text(encoding="utf-8"))["architecture"]:
         pattern = re.compile(rf"(?:{'|'.join(entry.pop('names'))})(?!\d)")
         found.append((Architecture(**entry), pattern))
     return tuple(found)

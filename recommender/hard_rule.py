@@ -6,7 +6,6 @@ import operator
 from functools import lru_cache, reduce
 from typing import Any
 
-from recommender.gpu_limits import gpu_limits
 from recommender.hashed import Hashed
 from recommender.limits import hard_limits
 from recommender.straight_line import StraightLine
@@ -30,6 +29,8 @@ def hard_rule(
         if hardware.kind == "cpu":
             limits = hard_limits(graph, knobs, hardware, known)
         else:
+            from recommender.gpu_limits import gpu_limits  # questions about CPUs need none of it
+
             limits = gpu_limits(graph, None, dict.fromkeys(knobs, ()), hardware, known)
         hard = (limit.holds(columns) for limit in limits if limit.is_hard)
         return {KEPT: reduce(operator.and_, hard)}

@@ -213,7 +213,7 @@ def _read_profile(path: Path) -> HardwareProfile:
 
     known = {f.name for f in fields(HardwareProfile)}
     try:
-        values = tomllib.loads(path.read_text())
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise InvalidProfile(path=path.name, reason=str(error)) from error
     sources = values.pop("sources", {})

@@ -62,6 +62,22 @@ def thinned(values: Values, most: int = MOST_CONFIGS) -> dict[str, tuple[KnobVal
     return found
 
 
+def left_out(values: Values, few: Values) -> tuple[str, ...]:
+    """Return in words how many of all combinations are looked at; nothing where all are.
+
+    Args:
+        values: of each knob.
+        few: what ``thinned`` left of some.
+    """
+    fewer = {knob: few[knob] for knob in few if few[knob] != values[knob]}
+    if not fewer:
+        return ()
+    every = math.prod(map(len, values.values()))
+    looked_at = math.prod(len(few.get(knob, options)) for knob, options in values.items())
+    shown = "; ".join(f"{knob} {', '.join(map(str, kept))}" for knob, kept in fewer.items())
+    return (f"looked at {looked_at:,} of {every:,} combinations of values: {shown}",)
+
+
 def _settings(kind: str, default: KnobValue | None, device: str) -> tuple[KnobValue, ...]:
     """Return the numbers of stages or threads; on a CPU they make no difference."""
     library = NUM_STAGES if kind == "stages" else THREADS

@@ -7,14 +7,13 @@ of values. What cannot be a symbol stays as it is (a size) or gets a variant per
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recommender.errors import NothingOpen
 from recommender.hardware import HardwareProfile
 from recommender.knob_values import knob_values, thinned
-from recommender.tracing import NeedsValue, refuse_branches_on, working_values
+from recommender.tracing import NeedsValue, combinations, refuse_branches_on, working_values
 from tilecore.errors import TileError, TypeMismatch
 from tilecore.graph import TileGraph, build
 from tilecore.ir.document import digest
@@ -96,7 +95,7 @@ class _Tracer:
             shown = "; ".join(f"{k} {', '.join(map(str, v))}" for k, v in values.items())
             self.notes.append(f"at most {MOST_VARIANTS} variants: {shown}")
         found, faults = [], []
-        for chosen in _combinations(values):
+        for chosen in combinations(values):
             try:
                 found.append(self._variant(chosen, sizes))
             except (TileError, NeedsValue) as error:
@@ -174,8 +173,3 @@ def _program(func: PrimFunc, opened: Mapping[str, Var], known: Mapping[str, Any]
     one = Variant({}, func, opened)
     made = PortableProgram(name="probe", sizes=tuple(opened), knobs=(), variants=(one,))
     return made.program(known)
-
-
-def _combinations(values: Mapping[str, Sequence[KnobValue]]) -> Iterator[dict[str, KnobValue]]:
-    for row in itertools.product(*values.values()):
-        yield dict(zip(values, row, strict=True))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from recommender.analytic import ANALYTIC_SPREAD
 from recommender.freshness import OTHER_CODE, OTHER_DRIVER, differences
+from recommender.growing_table import GrowingTable, Look
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, Protocol
 from recommender.nearest import best_nearby, fastest
@@ -60,15 +61,19 @@ def recommend_program(
 def program_session(
     workload: Workload, table: ProgramTable, hardware: HardwareProfile, *, store: MeasurementStore,
     budget: Budget, seed: int, program_digest: str, toolchain_key: str,
-    incumbents: Sequence[TileConfig], clock: Callable[[], float],
+    incumbents: Sequence[TileConfig], clock: Callable[[], float], look: Look | None = None,
 ) -> TuningSession:  # fmt: skip
-    """Return a session that tunes a program at one problem."""
+    """Return a session that tunes a program at one problem.
+
+    ``look`` returns what the table leaves out around some configs (``look_around``); None: nothing.
+    """
     ranked = recommend_program(
         workload, table, hardware, store, top_k=max(1, budget.warm_start),
         program_digest=program_digest, toolchain_key=toolchain_key, use_exact=False,
     )  # fmt: skip
     return TuningSession(
-        table.default, [r.config for r in ranked], Screening(table, STRATEGIES["model"], seed),
+        table.default, [r.config for r in ranked],
+        Screening(GrowingTable(table, look), STRATEGIES["model"], seed),
         budget=budget, incumbents=incumbents, clock=clock,
     )  # fmt: skip
 

@@ -7,32 +7,58 @@ variants with what the analytic model says of each. Recommendations and tuning r
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from recommender.analytic import Estimates, estimate
+from recommender.around import far_around
 from recommender.diversity import different
 from recommender.errors import EmptySpace, NoClosedForm
 from recommender.hardware import HardwareProfile
-from recommender.knob_values import MOST_CONFIGS, knob_values, thinned
-from recommender.open_programs import Check, Gate, assumptions, spaces_of
+from recommender.knob_values import MOST_CONFIGS, Values, knob_values, left_out, thinned
+from recommender.open_programs import Check, Gate, assumptions, definition_of, spaces_of
 from recommender.search import Landscape
-from recommender.space import SearchSpace
+from recommender.space import SearchSpace, outline_of
 from recommender.tracing import Family
 from tilecore.errors import InvalidConfig, TypeMismatch
-from tilecore.graph import build, parameter_bytes
+from tilecore.graph import TileGraph, build, parameter_bytes
 from tilecore.lazy import cached_property
 from tilecore.portable import PortableProgram, Variant, at_sizes
 from tilecore.recommending import OpenProgram
 from tilecore.tile_config import KnobValue, TileConfig
 
 MOST_ROWS = 1024
+MOST_NUMBERED = 1 << 62  # configs that have a number
 CHECKED = 12  # rows that the compiler's tile inference is asked for
-Values = Mapping[str, KnobValue]
+Settled = Mapping[str, KnobValue]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Rows:
+    """Configs of a program as a table has them (see ``ProgramTable``)."""
+
+    configs: tuple[TileConfig, ...] = ()
+    time_s: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    alone_s: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    bound_by: tuple[str, ...] = ()
+    rationale: tuple[str, ...] = ()
+
+    @classmethod
+    def joined(cls, parts: Sequence[Rows]) -> Rows:
+        """Return the configs of all parts of which a time is expected."""
+        rows = [(p, i) for p in parts for i in np.flatnonzero(np.isfinite(p.time_s)).tolist()]
+        return cls(
+            configs=tuple(p.configs[i] for p, i in rows),
+            time_s=np.array([p.time_s[i] for p, i in rows], float),
+            alone_s=np.array([p.alone_s[i] for p, i in rows], float),
+            bound_by=tuple(p.bound_by[i] for p, i in rows),
+            rationale=tuple(p.rationale[i] for p, i in rows),
+        )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -49,6 +75,7 @@ class ProgramTable:
         legal, enumerated: configs that the device can run, of all that were looked at.
         notes: what else there is to know.
         tensor_bytes: of what the program is called with (``parameter_bytes``).
+        is_whole: whether these are all legal configs of all values that knobs may have.
     """
 
     configs: tuple[TileConfig, ...]
@@ -63,6 +90,7 @@ class ProgramTable:
     enumerated: int
     notes: tuple[str, ...] = ()
     tensor_bytes: int = 0
+    is_whole: bool = True
 
     # --- recommender.screening.Candidates -----------------------------------------------------
 
@@ -93,6 +121,18 @@ class ProgramTable:
         if row is None:
             return None
         return float(self.alone_s[row] if threads == 1 else self.time_s[row])
+
+    def with_rows(self, more: Rows) -> ProgramTable:
+        """Return the table with further configs behind its own, whose rows stay what they are."""
+        new = [row for row, config in enumerate(more.configs) if config not in self._rows]
+        return replace(
+            self,
+            configs=(*self.configs, *(more.configs[row] for row in new)),
+            time_s=np.concatenate([self.time_s, more.time_s[new]]),
+            alone_s=np.concatenate([self.alone_s, more.alone_s[new]]),
+            bound_by=(*self.bound_by, *(more.bound_by[row] for row in new)),
+            rationale=(*self.rationale, *(more.rationale[row] for row in new)),
+        )
 
     def neighbours(self, row: int) -> list[int]:
         """Return the rows that differ in one knob, by the next value of a number."""
@@ -129,7 +169,7 @@ class ProgramTable:
 
 def tabulate(
     program: PortableProgram, problem: Mapping[str, Any], hardware: HardwareProfile, check: Check,
-    *, fixed: Values | None = None, threads: int = 0,
+    *, fixed: Settled | None = None, threads: int = 0,
 ) -> ProgramTable:  # fmt: skip
     """Return the table of a program.
 
@@ -147,16 +187,10 @@ def tabulate(
         EmptySpace: no config can run on the device, or be compiled for it (RC602).
         TileError: the sizes make no program.
     """
-    settled = _settled(program, fixed or {})
-    variants = [v for v in program.variants if all(settled.get(k, x) == x for k, x in
-                                                   v.values.items())]  # fmt: skip
-    if not variants:
-        knob = next(k for k in program.chosen if k in settled)
-        program.variant({**program.variants[0].values, **settled})
-        raise InvalidConfig(knob=knob, value=settled[knob], expected="a value of a variant sent")
-    question = _question(program, problem, settled, variants)
+    opened = _open(program, problem, hardware, fixed or {})
+    few = thinned(opened.shared, max(1, MOST_CONFIGS // len(opened.variants)))
     try:
-        spaces = spaces_of(question, hardware, _families(question, problem, variants, hardware))
+        spaces = spaces_of(opened.question, hardware, opened.families(few))
         ranked = _Ranked(spaces, threads or hardware.cores)
         if not ranked.order:
             reason = "the model expects no time of any config"
@@ -164,12 +198,137 @@ def tabulate(
     except TypeMismatch as error:  # of a closed form
         found = error.fields.get("found", error.message)
         raise NoClosedForm(program=program.name, found=found) from error
-    table = ranked.table(_default(program, settled))
-    table = replace(table, tensor_bytes=parameter_bytes(variants[0].func, problem))
-    return _checked(table, question, hardware, check)
+    table = ranked.table(_default(program, opened.settled))
+    notes = left_out(opened.shared, few)
+    table = replace(
+        table, tensor_bytes=parameter_bytes(opened.variants[0].func, problem),
+        notes=(*notes, *table.notes), is_whole=not notes and table.legal == len(table),
+    )  # fmt: skip
+    return _checked(table, opened.question, hardware, check)
 
 
-def _settled(program: PortableProgram, fixed: Values) -> dict[str, KnobValue]:
+def look_around(
+    program: PortableProgram, problem: Mapping[str, Any], hardware: HardwareProfile,
+    centres: Sequence[TileConfig], also: Sequence[TileConfig] = (), *,
+    fixed: Settled | None = None, threads: int = 0,
+) -> Rows:  # fmt: skip
+    """Return legal configs around some, of all values that knobs may have (``far_around``).
+
+    Args:
+        program: sizes and knobs open.
+        problem: a value for each size.
+        hardware: the device.
+        centres: configs of the program.
+        also: configs that are returned themselves, where they are legal.
+        fixed: knobs that the asker has settled.
+        threads: cores used; 0: all.
+
+    Raises:
+        TileError: as ``tabulate`` does, but not where nothing is legal.
+    """
+    opened = _open(program, problem, hardware, fixed or {})
+    # Their numbers fit 64 bits: of more combinations than that some values are left out.
+    every = thinned(opened.shared, MOST_NUMBERED)
+    found: list[Rows] = []
+    try:
+        for family in opened.families(every):
+            definition = definition_of(opened.question, family)
+            space = outline_of(definition, {}, hardware, family.graph)
+            near, own = (
+                [c for c in configs if family.chosen.items() <= c.items()]
+                for configs in (centres, also)
+            )
+            if near or own:
+                found.append(_around(space, near, own, threads or hardware.cores))
+    except TypeMismatch as error:  # of a closed form
+        text = error.fields.get("found", error.message)
+        raise NoClosedForm(program=program.name, found=text) from error
+    return Rows.joined(found)
+
+
+def _around(
+    space: SearchSpace, centres: Sequence[TileConfig], also: Sequence[TileConfig], threads: int
+) -> Rows:
+    """Return what is around some configs of one space, and others of it that keep its limits.
+
+    Where the centres themselves are not worth trying, nothing of the program was: then all counts
+    that can run.
+    """
+    is_hard = all(space.explain(centre) for centre in centres)
+    codes = far_around(space, centres, only_hard=is_hard).codes.tolist() if centres else []
+    kept = itertools.compress(also, space.can_run(also)) if also else ()
+    configs = tuple(dict.fromkeys([*map(space.config_of, codes), *kept]))
+    if not configs:
+        return Rows()
+    whole = estimate(space, space.table(configs), threads=threads)
+    return Rows(
+        configs=configs, time_s=whole.time_s, alone_s=whole.on(1).time_s,
+        bound_by=tuple(map(str, whole.bound_by)),
+        rationale=tuple(
+            f"around what is fast; {whole.at(row).explain()}" for row in range(len(configs))
+        ),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Opened:
+    """A program at one problem, and what is open of it.
+
+    Attributes:
+        question: its knobs, and how it is traced.
+        settled: knobs that the asker has settled.
+        variants: those that have these values.
+        graphs: closed forms of each variant.
+        values: of every knob.
+    """
+
+    question: OpenProgram
+    settled: Settled
+    variants: Sequence[Variant]
+    graphs: Sequence[TileGraph]
+    values: Values
+
+    @property
+    def shared(self) -> Values:
+        """The values of the knobs that all variants leave open."""
+        return {k: v for k, v in self.values.items() if k not in self.variants[0].values}
+
+    def families(self, few: Values) -> list[Family]:
+        """Return a family per variant, with these values of the knobs that all leave open."""
+        return [
+            Family(v.values, g, {k: (v.values[k],) if k in v.values else few[k]
+                                 for k in self.values})
+            for v, g in zip(self.variants, self.graphs, strict=True)
+        ]  # fmt: skip
+
+
+def _open(
+    program: PortableProgram, problem: Mapping[str, Any], hardware: HardwareProfile, fixed: Settled
+) -> _Opened:
+    """Return a program at one problem; raises as ``tabulate`` does of faulty questions."""
+    settled = _settled(program, fixed)
+    variants = [v for v in program.variants if all(settled.get(k, x) == x for k, x in
+                                                   v.values.items())]  # fmt: skip
+    if not variants:
+        knob = next(k for k in program.chosen if k in settled)
+        program.variant({**program.variants[0].values, **settled})
+        raise InvalidConfig(knob=knob, value=settled[knob], expected="a value of a variant sent")
+    question = _question(program, problem, settled, variants)
+    graphs = []
+    try:
+        for variant in variants:
+            symbols = {k: v for k, v in variant.symbols.items() if k in question.knobs}
+            func = question.trace({**symbols, **variant.values})
+            graphs.append(build(at_sizes(func, problem)))
+        values = knob_values(question, graphs, hardware)
+    except TypeMismatch as error:  # of a closed form
+        found = error.fields.get("found", error.message)
+        raise NoClosedForm(program=program.name, found=found) from error
+    return _Opened(question=question, settled=settled, variants=variants, graphs=graphs,
+                   values=values)  # fmt: skip
+
+
+def _settled(program: PortableProgram, fixed: Settled) -> dict[str, KnobValue]:
     known = {knob.name: knob for knob in program.knobs}
     for name, value in fixed.items():
         if name not in known:
@@ -186,7 +345,7 @@ def _settled(program: PortableProgram, fixed: Values) -> dict[str, KnobValue]:
 
 
 def _question(
-    program: PortableProgram, problem: Mapping[str, Any], settled: Values,
+    program: PortableProgram, problem: Mapping[str, Any], settled: Settled,
     variants: Sequence[Variant],
 ) -> OpenProgram:  # fmt: skip
     """Return what a program and its answered sizes leave open."""
@@ -202,25 +361,6 @@ def _question(
         space={**space, **program.space},
         lowering=program.fixed,
     )
-
-
-def _families(
-    question: OpenProgram, problem: Mapping[str, Any], variants: Sequence[Variant],
-    hardware: HardwareProfile,
-) -> list[Family]:  # fmt: skip
-    """Return a family per variant: its closed forms, and values of every knob."""
-    graphs = []
-    for variant in variants:
-        symbols = {k: v for k, v in variant.symbols.items() if k in question.knobs}
-        func = question.trace({**symbols, **variant.values})
-        graphs.append(build(at_sizes(func, problem)))
-    values = knob_values(question, graphs, hardware)
-    rest = {k: v for k, v in values.items() if k not in variants[0].values}
-    few = thinned(rest, max(1, MOST_CONFIGS // len(variants)))
-    return [
-        Family(v.values, g, {k: (v.values[k],) if k in v.values else few[k] for k in values})
-        for v, g in zip(variants, graphs, strict=True)
-    ]
 
 
 class _Ranked:
@@ -280,7 +420,7 @@ class _Ranked:
             yield f"rank {rank} of {legal} legal configs by the analytic model; {explained}"
 
 
-def _default(program: PortableProgram, settled: Values) -> TileConfig | None:
+def _default(program: PortableProgram, settled: Settled) -> TileConfig | None:
     values = {k.name: settled.get(k.name, k.default) for k in program.knobs}
     known = {name: value for name, value in values.items() if value is not None}
     return TileConfig.of(known) if len(known) == len(values) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +16,8 @@ from recommender.search import Landscape, Observations, Strategy
 from recommender.space import SearchSpace
 from tilecore.tile_config import TileConfig
 
+RENEWED = 8  # trials after which it is looked around the fastest again
+CENTRES = 4  # of them
 WORTHWHILE = 0.99  # a trial counts as progress if it takes at most this share of the best time
 
 
@@ -42,6 +45,10 @@ class Candidates(Protocol):
 
     def predicted_s(self, config: TileConfig, threads: int) -> float | None:
         """Return the expected time on ``threads`` threads (0: the workload's), if it is known."""
+        ...
+
+    def look_around(self, fastest: Sequence[TileConfig], also: Sequence[TileConfig]) -> None:
+        """Take in what is around some configs, and others, as further rows, where that is more."""
         ...
 
 
@@ -85,6 +92,9 @@ class SpaceCandidates:
         columns = self._space.table([config])
         return float(self._corrected(columns, estimate(self._space, columns, threads=wanted))[0])
 
+    def look_around(self, fastest: Sequence[TileConfig], also: Sequence[TileConfig]) -> None:
+        """Do nothing: all configs are here."""
+
     def _expected_s(self, threads: int) -> np.ndarray:
         """Return the expected times of all configs: thousands at once take as long as a few."""
         if threads not in self._expected:
@@ -114,8 +124,11 @@ class Screening:
 
     def __init__(self, candidates: Candidates, strategy: Strategy, seed: int) -> None:
         self._candidates, self._strategy, self._seed = candidates, strategy, seed
-        self._seen = Observations()
-        self._times: dict[TileConfig, float] = {}  # with all threads, successful ones
+        self._told: dict[TileConfig, float | None] = {}  # with one thread
+        self._times: dict[TileConfig, float | None] = {}  # with all threads
+        self._pending: dict[TileConfig, None] = {}
+        self._looked_at = 0  # how many were told when it was last looked around the fastest
+        self._sought: set[TileConfig] = set()  # that were no candidates when they were looked for
         self._order: list[float] = []  # best time so far after every told trial
 
     def __len__(self) -> int:
@@ -123,32 +136,61 @@ class Screening:
 
     def expect(self, config: TileConfig) -> None:
         """Note that ``config`` is being measured."""
-        row = self._candidates.row(config)
-        if row is not None:
-            self._seen.pending.add(row)
+        self._pending[config] = None
 
     def tell(self, config: TileConfig, time_s: float | None) -> None:
         """Take in a SCREEN time of one thread, or None for a failure."""
-        scaled = None if time_s is None else time_s * self._candidates.scale(config)
-        if scaled is not None:
-            self._times[config] = scaled
-        best = min(self._times.values(), default=np.inf)
-        self._order.append(float(best))
-        row = self._candidates.row(config)
-        if row is not None:
-            self._seen.pending.discard(row)
-            self._seen.times_s[row] = scaled
+        self._pending.pop(config, None)
+        self._told[config] = time_s
+        scaled = self._times[config] = self._scaled(config)
+        best_s = self._order[-1] if self._order else np.inf
+        self._order.append(best_s if scaled is None else min(scaled, best_s))
 
     def ask(self, count: int) -> list[TileConfig]:
-        """Return new configs to screen."""
-        rows = self._strategy.ask(count, self._candidates.landscape, self._seen, self._seed)
-        self._seen.pending |= set(rows)
-        return [self._candidates.config(row) for row in rows]
+        """Return new configs to screen.
+
+        Every ``RENEWED`` trials it is looked around the fastest for candidates that were left out.
+        """
+        self._find_unknown()
+        told = len(self._told) // RENEWED * RENEWED
+        if told > self._looked_at:
+            self._candidates.look_around(self.fastest(CENTRES), ())
+            self._looked_at = told
+        rows = self._strategy.ask(count, self._candidates.landscape, self._seen(), self._seed)
+        configs = [self._candidates.config(row) for row in rows]
+        self._pending.update(dict.fromkeys(configs))
+        return configs
 
     def fastest(self, count: int) -> list[TileConfig]:
-        """Return the configs with the smallest times told so far."""
-        ranked = sorted(self._times.items(), key=lambda item: (item[1], item[0].key))
-        return [config for config, _ in ranked[:count]]
+        """Return the configs with the smallest times with all threads, of those told so far."""
+        self._find_unknown()
+        timed = [(time_s, c.key, c) for c, time_s in self._times.items() if time_s is not None]
+        return [config for _, _, config in sorted(timed)[:count]]
+
+    def _scaled(self, config: TileConfig) -> float | None:
+        """Return the time with all threads that follows from what was told of one."""
+        time_s = self._told[config]
+        return None if time_s is None else time_s * self._candidates.scale(config)
+
+    def _seen(self) -> Observations:
+        """Return what is known of candidates, by their rows."""
+        found = Observations()
+        for config, time_s in self._times.items():
+            row = self._candidates.row(config)
+            if row is not None:
+                found.times_s[row] = time_s
+        rows = map(self._candidates.row, self._pending)
+        found.pending = {row for row in rows if row is not None} - found.times_s.keys()
+        return found
+
+    def _find_unknown(self) -> None:
+        """Look for what an earlier session found around its fastest, and this one is told."""
+        known = (*self._told, *self._pending)
+        unknown = {c for c in known if self._candidates.row(c) is None} - self._sought
+        if unknown:
+            self._candidates.look_around((), sorted(unknown, key=lambda c: c.key))
+            self._sought |= unknown
+            self._times |= {c: self._scaled(c) for c in unknown & self._told.keys()}
 
     def has_stalled(self, patience: int) -> bool:
         """Return whether the last ``patience`` trials brought less than 1 %."""

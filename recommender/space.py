@@ -13,7 +13,6 @@ import numpy as np
 from recommender.cpu_choices import Columns, instruction
 from recommender.errors import EmptySpace, UnknownCandidate
 from recommender.factored import Factored, Grid
-from recommender.gpu_limits import gpu_limits
 from recommender.hard_rule import KEPT, hard_rule
 from recommender.hardware import HardwareProfile
 from recommender.hashed import Hashed
@@ -324,10 +323,21 @@ def space_of(
     Raises:
         EmptySpace: the program has no knob values for the device, or no legal config (RC602).
     """
-    shape = TracedShape(graph, sole_contraction(graph), {})
-    found = _outline_of(definition, problem, hardware, shape)
+    found = outline_of(definition, problem, hardware, graph)
     found.enumerate()
     return found
+
+
+def outline_of(
+    definition: ProgramDefinition, problem: Problem, hardware: HardwareProfile, graph: TileGraph
+) -> SearchSpace:
+    """Return the same before its candidates are enumerated; there may be none.
+
+    Raises:
+        EmptySpace: the program has no knob values for the device (RC602).
+    """
+    shape = TracedShape(graph, sole_contraction(graph), {})
+    return _outline_of(definition, problem, hardware, shape)
 
 
 def _outline_of(
@@ -346,6 +356,8 @@ def _outline_of(
 
     def limits() -> Sequence[Limit]:
         if hardware.kind != "cpu":
+            from recommender.gpu_limits import gpu_limits  # questions about CPUs need none of it
+
             return gpu_limits(graph, site, values, hardware, shape.sizes)
         found = hard_limits(graph, values, hardware, shape.sizes)
         if site is not None and site.a.source is not None and site.b.source is not None:

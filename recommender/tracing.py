@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 from recommender.errors import NothingOpen
 from recommender.hardware import HardwareProfile
-from recommender.knob_values import MOST_CONFIGS, Values, knob_values, thinned
+from recommender.knob_values import MOST_CONFIGS, Values, knob_values, left_out, thinned
 from tilecore.errors import TileError
 from tilecore.graph import TileGraph, build, free_vars
 from tilecore.ir.expr import Expr, Var
 from tilecore.ir.nodes import Assert, If, PrimFunc
 from tilecore.ir.visitor import has_loads, walk
 from tilecore.recommending import LOWERING, OpenProgram, knob_kind
-from tilecore.tile_config import KnobValue
+from tilecore.tile_config import KnobValue, in_words
 
 MOST_TRACES = 64
 TYPICAL: Mapping[str, tuple[int, ...]] = {
@@ -81,8 +81,8 @@ def trace_all(question: OpenProgram, hardware: HardwareProfile) -> Traces:
     seconds = time.perf_counter() - begin
     found = knob_values(question, [graph], hardware)
     few = thinned(found)
-    notes = () if few == found else (f"of the values of {_shorter(found, few)} powers of two only",)
-    return Traces(families=(Family({}, graph, few),), count=1, seconds=seconds, notes=notes)
+    families = (Family({}, graph, few),)
+    return Traces(families=families, count=1, seconds=seconds, notes=left_out(found, few))
 
 
 class NeedsValue(Exception):
@@ -145,12 +145,12 @@ def _trace_each(
     rest = thinned({k: v for k, v in values.items() if k not in few}, each)
     families: list[Family] = []
     failed: dict[str, TileError | NeedsValue] = {}
-    for chosen in _combinations(few):
+    for chosen in combinations(few):
         count += 1
         try:
             graph = _graph(question, chosen)
         except (TileError, NeedsValue) as error:
-            failed[_words(chosen)] = error
+            failed[in_words(chosen)] = error
             continue
         own = {k: (chosen[k],) if k in chosen else rest[k] for k in values}
         families.append(Family(chosen, graph, own))
@@ -160,6 +160,7 @@ def _trace_each(
     if any(few[k] != values[k] for k in few):
         shown = "; ".join(f"{k} {', '.join(map(str, few[k]))}" for k in few)
         notes.append(f"at most {MOST_TRACES} traces: {shown}")
+    notes += left_out({**values, **few}, rest)
     if failed:
         first, fault = next(iter(failed.items()))
         text = fault.message if isinstance(fault, TileError) else f"branches on {fault}"
@@ -170,7 +171,8 @@ def _trace_each(
     )  # fmt: skip
 
 
-def _combinations(values: Values) -> Iterator[dict[str, KnobValue]]:
+def combinations(values: Values) -> Iterator[dict[str, KnobValue]]:
+    """Yield every choice of a value per knob."""
     for row in itertools.product(*values.values()):
         yield dict(zip(values, row, strict=True))
 
@@ -208,11 +210,3 @@ def _probe(question: OpenProgram, knob: str, position: int) -> KnobValue:
     if position < 0 and default is not None and (knob not in question.space or default in options):
         return default
     return options[max(position, 0) % len(options)]
-
-
-def _shorter(before: Values, after: Values) -> str:
-    return ", ".join(k for k in before if before[k] != after[k])
-
-
-def _words(chosen: Mapping[str, KnobValue]) -> str:
-    return " ".join(f"{k}={v}" for k, v in chosen.items())

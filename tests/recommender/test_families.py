@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recommender import analytic, gpu_model
+from recommender import gpu_model
 from recommender.analytic import estimate
 from recommender.errors import NotEnoughMeasurements
 from recommender.families import family_of_schema, feature_names, schema_of
@@ -79,7 +79,7 @@ def test_on_shapes_held_out_it_chooses_better_than_formulas_that_were_never_fitt
     rough = replace(
         gpu_model.DEFAULT_GPU_CONSTANTS, group_overlap=0.0, own_overlap=0.0, step_clocks=0.0
     )
-    monkeypatch.setattr(analytic, "gpu_terms", partial(gpu_model.gpu_terms, constants=rough))
+    monkeypatch.setattr(gpu_model, "gpu_terms", partial(gpu_model.gpu_terms, constants=rough))
     found = train(recorded, ATTENTION, family="sm_90a")
     assert found.is_promoted
     assert found.metrics["model"] > 0.97

@@ -125,3 +125,11 @@ def test_any_flipped_bytes_are_refused_or_leave_a_sound_structure(seed):
                 node = t["left_children" if is_left else "right_children"][node]
                 steps += 1
             assert steps < len(t["parents"])
+
+
+def test_what_xgboost_says_of_damage_is_told_without_places_in_its_sources():
+    raw = trained("ubj")
+    with pytest.raises(InvalidModel, match="XGBoost says") as refused:
+        reloaded(raw[: len(raw) * 2 // 3], FEATURES)
+    assert "/" not in refused.value.message
+    assert "[" not in refused.value.message

@@ -135,6 +135,27 @@ def test_what_the_user_fixed_stays_fixed():
                                         fixed={"block_M": 64}).configs} == {64}  # fmt: skip
 
 
+def test_values_that_are_too_many_to_look_at_all_are_told():
+    """Of a program as data every other value of the user's was dropped without a word."""
+    by_8 = tuple(range(8, 257, 8))
+    space = {"block_M": by_8, "block_N": by_8, "block_K": by_8[1::4]}
+    question = ask(programs.matmul, **SIZES, space=space)
+    local = advise(question, H100, lambda f, k: check(f, "h100", k))
+    made = table(sent(programs.matmul, **SIZES, space=space), SIZES)
+    rest = 32 * 8 * 5 * 7  # block_N, block_K, stages and threads
+    expected = (
+        f"looked at {6 * rest:,} of {32 * rest:,} combinations of values: "
+        "block_M 8, 16, 32, 64, 128, 256"
+    )
+    assert local.notes[:1] == made.notes[:1] == (expected,)
+    assert made.enumerated == 6 * rest
+    branching = {"block_M": (64, 128), "block_N": tuple(range(4, 257, 4)),
+                 "block_K": by_8, "threads": tuple(range(32, 1025, 16))}  # fmt: skip
+    asked = ask(programs.branching, **SIZES, space=branching)
+    notes = advise(asked, H100, lambda f, k: check(f, "h100", k)).notes
+    assert any(note.startswith("looked at ") for note in notes)
+
+
 BAD = {
     "not a knob": (lambda p: table(p, SIZES, fixed={"block": 1}), InvalidConfig, "a knob among"),
     "not a number": (lambda p: table(p, SIZES, fixed={"block_M": "x"}), InvalidConfig, "positive"),
@@ -168,6 +189,35 @@ def test_sizes_that_a_call_finds_out():
     assert made.time_s[0] < table(found, {"M": 65536, "N": 512}).time_s[0]
     with pytest.raises(NoClosedForm):
         advise(ask(programs.dynamic, 512), H100, lambda f, k: check(f, "h100", k))
+
+
+@tilelang.jit
+def größer(Länge, block_N=64):
+    @T.prim_func
+    def main(A: T.Tensor((Länge,), "float32"), B: T.Tensor((Länge,), "float32")):
+        with T.Kernel(T.ceildiv(Länge, block_N), threads=128) as bx:
+            for i in T.Parallel(block_N):
+                B[bx * block_N + i] = A[bx * block_N + i] * 2.0
+
+    return main
+
+
+def test_names_of_other_letters_travel():
+    """TC205: what Python takes for a name could be recommended for, but neither sent nor tuned."""
+    question = ask(größer, Länge=4096)
+    made = portable(question, H100)
+    found = parse(made.to_bytes())
+    assert (found.name, found.sizes, found.digest) == ("größer", ("Länge",), made.digest)
+    assert table(found, {"Länge": 4096}).legal > 1
+    for name, expected in (("2x", "a name, found 2x"), ("x" * 129, "of at most 128 characters")):
+        with pytest.raises(InvalidDocument, match=expected):
+            parse(json.dumps(made.to_json() | {"name": name}).encode())
+
+
+def test_sizes_beyond_64_bits_are_refused():
+    """An OverflowError, "unexpected" to the command line."""
+    with pytest.raises(TileError, match=r"TC202.*an integer below 2\^63"):
+        advise(ask(größer, Länge=10**23), H100, lambda f, k: check(f, "h100", k))
 
 
 @tilelang.jit
