@@ -6,13 +6,16 @@ import fcntl
 import logging
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sqlalchemy import inspect, text
 
 from db.errors import (
+    DatabaseAway,
+    DatabaseError,
+    DatabaseLocked,
     DatabaseUnreachable,
     NotADatabase,
     SchemaTooNew,
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 # Oldest first; a test compares it with the files in versions/.
-REVISIONS = tuple(f"{number:04}" for number in range(1, 16))
+REVISIONS = tuple(f"{number:04}" for number in range(1, 17))
 HEAD = REVISIONS[-1]
 
 
@@ -60,6 +63,45 @@ def open_database(url: str, *, busy_timeout_s: float = 30.0) -> Database:
             "versions", database.shown_url, found, HEAD, copy.name,
         )  # fmt: skip
     return database
+
+
+def open_to_read(url: str, *, busy_timeout_s: float = 30.0) -> Database:
+    """Return the database at ``url`` for who only asks: also where its file cannot be written.
+
+    The disk may be full, or the file somebody else's. That is warned of.
+
+    Raises:
+        DatabaseError: as ``open_database``, where the file cannot be read either, or is not of the
+            schema of this version.
+    """
+    try:
+        return open_database(url, busy_timeout_s=busy_timeout_s)
+    except (DatabaseAway, DatabaseUnreachable) as error:
+        if isinstance(error, (DatabaseLocked, SchemaTooNew, SchemaTooOld)):
+            raise
+        found = _only_to_read(url, busy_timeout_s)
+        if found is None:
+            raise
+        why = f"{error.message} [{error.code}]"
+        LOG.warning("the database is only read, as it cannot be written: %s", why)
+        return found
+
+
+def _only_to_read(url: str, busy_timeout_s: float) -> Database | None:
+    """Return a file of this version's schema, opened for reading alone; None: that cannot be."""
+    for how in ("mode=ro", "immutable=1"):
+        database = Database(url, busy_timeout_s=busy_timeout_s, only_read=how)
+        path = database.path
+        if path is None or not path.is_file():
+            return None
+        log = path.with_name(f"{path.name}-wal")
+        if how == "immutable=1" and log.exists() and log.stat().st_size:
+            return None  # what stands in there belongs to the database
+        with suppress(DatabaseError):
+            if revision(database) == HEAD:
+                return database
+        database.close()
+    return None
 
 
 def revision(database: Database) -> str | None:
@@ -104,13 +146,16 @@ def downgrade(database: Database, target: str) -> str:
     What that version knows nothing of is lost; a file is copied aside before.
 
     Raises:
+        SchemaTooOld: the database is empty (DB803).
         UnknownRevision: there is no such schema, or the database is older (DB834).
     """
     from alembic import command
 
     with _migration_lock(database.path):
         before = revision(database) or "no schema"
-        if target not in REVISIONS or before < target or before not in REVISIONS:
+        if before not in REVISIONS:
+            raise SchemaTooOld(url=database.shown_url, expected=target, found=before)
+        if target not in REVISIONS or before < target:
             raise UnknownRevision(
                 url=database.shown_url, expected=f"{REVISIONS[0]} to {before}", found=target
             )

@@ -5,7 +5,7 @@ A coordinator that works on the run sees the change at its next step (``Runs.con
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -81,12 +81,20 @@ class RunRequests:
 
     def extend(
         self, public_id: str, *, trials: int = 0, seconds: float = 0.0,
-        idempotency_key: str | None = None,
+        idempotency_key: str | None = None, renewed: Collection[int] = (),
     ) -> tuple[RunRecord, bool]:  # fmt: skip
         """Give a run more trials and seconds; a finished one is queued again with all it knows.
 
         It searches on and then confirms its finalists, those found before included, once more. Its
         result stays until it has a new one.
+
+        Args:
+            public_id: of the run.
+            trials: how many more.
+            seconds: how many more.
+            idempotency_key: of the request; the same one again extends nothing.
+            renewed: ids of runs of other code than there is now: they will begin again
+                (``Runs.renew``), so that what they have used leaves them all they are granted.
 
         Returns:
             The run, and whether this extended it (False: the key of an extension came again).
@@ -99,14 +107,14 @@ class RunRequests:
         """
         asked = _extension(trials, seconds, idempotency_key)
         with self._row(public_id) as (session, row):
-            is_new = self._extend(session, row, asked)
+            is_new = self._extend(session, row, asked, renewed)
         return self.get(public_id), is_new
 
     def extend_group(
         self, group: str, *, trials: int = 0, seconds: float = 0.0,
-        idempotency_key: str | None = None,
+        idempotency_key: str | None = None, renewed: Collection[int] = (),
     ) -> tuple[Sequence[RunRecord], bool]:  # fmt: skip
-        """Give every run of a group that is not cancelled more trials and seconds, all or none.
+        """Give every run of a group that is not cancelled more, as ``extend``; all or none.
 
         Returns:
             The runs, and whether this extended one of them.
@@ -120,10 +128,12 @@ class RunRequests:
         with self._database.write() as session:
             for row in session.scalars(query.with_for_update(of=RunRow)).all():
                 if row.state != "CANCELLED" and not row.cancel_requested:
-                    is_new |= self._extend(session, row, asked)
+                    is_new |= self._extend(session, row, asked, renewed)
         return self.of_group(group), is_new
 
-    def _extend(self, session: Session, row: RunRow, asked: Mapping[str, Any]) -> bool:
+    def _extend(
+        self, session: Session, row: RunRow, asked: Mapping[str, Any], renewed: Collection[int]
+    ) -> bool:
         """Extend a locked run, unless that was done before under the same key."""
         if _is_repeated(session, row.id, asked):
             return False
@@ -133,7 +143,7 @@ class RunRequests:
         spec["max_trials"] = int(spec["max_trials"]) + asked["trials"]
         spec["time_limit_s"] = float(spec["time_limit_s"]) + asked["seconds"]
         ceiling_s = None if row.ceiling_s is None else row.ceiling_s + asked["seconds"]
-        self._check_budget(session, row, spec, ceiling_s)
+        self._check_budget(session, row, spec, ceiling_s, is_renewed=row.id in renewed)
         row.spec, row.planned_trials, row.ceiling_s = spec, spec["max_trials"], ceiling_s
         row.round += 1
         if row.state in FINISHED_STATES:
@@ -142,17 +152,6 @@ class RunRequests:
             change(session, update(TrialRow).where(dropped).values(state="pending"))
         add_event(session, self._database, row.id, "extended", asked)
         return True
-
-    def was_extended(
-        self, run: RunRecord, *, trials: int, seconds: float, idempotency_key: str | None
-    ) -> bool:
-        """Return whether exactly this was asked for before, under this key.
-
-        Raises:
-            IdempotencyConflict: something else was (DB807).
-        """
-        with self._database.read() as session:
-            return _is_repeated(session, run.id, _extension(trials, seconds, idempotency_key))
 
     def amend(
         self, public_id: str, *, priority: int | None = None, ceiling_s: float | None = None
@@ -216,8 +215,9 @@ class RunRequests:
 
     @staticmethod
     def _check_budget(
-        session: Session, row: RunRow, spec: Mapping[str, Any], ceiling_s: float | None
-    ) -> None:
+        session: Session, row: RunRow, spec: Mapping[str, Any], ceiling_s: float | None,
+        *, is_renewed: bool,
+    ) -> None:  # fmt: skip
         """Refuse an extension that would end where it begins, or go beyond what a run may have."""
         if not (spec["max_trials"] <= MAX_TRIALS and spec["time_limit_s"] <= MAX_TIME_S):
             limit = f"at most {MAX_TRIALS} trials and {MAX_TIME_S:g} s in all"
@@ -228,10 +228,11 @@ class RunRequests:
         screened = select(func.count()).where(
             TrialRow.run_id == row.id, CURRENT, TrialRow.protocol == Protocol.SCREEN.value
         )
-        used = session.execute(screened).scalar_one()
+        used = 0 if is_renewed else session.execute(screened).scalar_one()
+        device_s = 0.0 if is_renewed else row.device_s
         for what, spent, granted in (
             ("trials", used, spec["max_trials"]),
-            ("seconds of screening", row.device_s, spec["time_limit_s"]),
+            ("seconds of screening", device_s, spec["time_limit_s"]),
             ("seconds below its ceiling", row.active_s, ceiling_s),
         ):
             if granted is not None and spent >= granted:

@@ -175,7 +175,7 @@ class StudyTrialRow(Base):
     )
     id: Mapped[int] = mapped_column(BigId, primary_key=True)
     study_id: Mapped[int] = mapped_column(ForeignKey("study.id"))
-    row: Mapped[int]
+    row: Mapped[int] = mapped_column(BigId)  # of large spaces the number of a combination
     config: Mapped[dict[str, Any]]
     state: Mapped[str] = mapped_column(String(16))
     worker: Mapped[str] = mapped_column(String(128))

@@ -8,10 +8,13 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from sqlalchemy import (
+    URL,
     Engine,
     PoolProxiedConnection,
     Row,
@@ -52,6 +55,8 @@ UNDEFINED = ("42P01", "42703")  # PostgreSQL: no such table, no such column
 UNDONE = ("40P01", "40001", "55P03")  # PostgreSQL: deadlock, serialization, no lock in time
 READ_ONLY = "25006"  # PostgreSQL: a standby, or one that was told to write nothing
 NO_SUCH = ("no such table: ", "no such column: ", "has no column named")  # SQLite
+ANSWERS = 2  # times as long as for a lock a server is waited for that answers nothing
+PING_S = 5.0  # a sign of life takes no longer; who has none is asked anew
 MAX_PREPARED = 500  # statements: there is one for every combination of filters
 MAX_REMEMBERED = 200_000  # ids of identities: some 50 MB
 
@@ -59,11 +64,25 @@ MAX_REMEMBERED = 200_000  # ids of identities: some 50 MB
 class Database:
     """A write engine (serialised on SQLite by BEGIN IMMEDIATE) and a read engine (autocommit).
 
-    SQLite's default transactions silently lose concurrent updates; see
-    shared/research/service-stack.md section 3.2 (1,212 of 2,000 lost, measured).
+    SQLite's default transactions silently lose concurrent updates: 1,212 of 2,000 increments by
+    four processes (2026-11-20).
     """
 
-    def __init__(self, url: str, *, busy_timeout_s: float = 30.0) -> None:
+    def __init__(
+        self, url: str, *, busy_timeout_s: float = 30.0, only_read: str | None = None
+    ) -> None:
+        """Prepare to open a database.
+
+        Args:
+            url: of SQLAlchemy.
+            busy_timeout_s: for how long a lock is waited for.
+            only_read: how a file is opened of which nothing is written ("mode=ro", or
+                "immutable=1": there is nobody who writes it, and no log beside it); None: writably.
+
+        Raises:
+            DatabaseUnreachable: it is no URL of a database (DB804).
+        """
+        self._only_read = only_read
         try:
             self._url = make_url(url)
         except (sa_exc.ArgumentError, ValueError) as error:  # ValueError: of the port
@@ -102,10 +121,11 @@ class Database:
             return None
         return Path(name)
 
-    @property
+    @cached_property
     def engine(self) -> Engine:
-        """The engine that migrations use."""
-        return self._write
+        """The engine of what may take long: migrations, and giving space back."""
+        is_file = self._url.get_backend_name() == "sqlite"
+        return self._write if is_file else self._engine(immediate=True, is_patient=True)
 
     @contextmanager
     def write(self) -> Iterator[Session]:
@@ -183,8 +203,9 @@ class Database:
         if self._watcher is not None:
             self._watcher.close()
             self._watcher = None
-        self._write.dispose()
-        self._read.dispose()
+        unhurried = vars(self).get("engine", self._write)  # if it was asked for
+        for engine in {unhurried, self._write, self._read}:
+            engine.dispose()
 
     @contextmanager
     def errors(self) -> Iterator[None]:
@@ -224,6 +245,9 @@ class Database:
             return DatabaseAway(url=self.shown_url, reason=text.splitlines()[0], hint=hint)
         if "disk is full" in text:
             return DatabaseAway(url=self.shown_url, reason=text, hint="free some disk space")
+        if "readonly database" in text:
+            hint = "whoever writes it needs the right to write the file and its folder"
+            return DatabaseAway(url=self.shown_url, reason=text, hint=hint)
         if "disk I/O error" in text:  # also where a full disk has no room for the files beside it
             hint = "free some disk space; if there is enough, see the kernel's log"
             return DatabaseAway(url=self.shown_url, reason=text, hint=hint)
@@ -250,7 +274,15 @@ class Database:
         }
         return {name: value for name, value in wanted.items() if name not in self._url.query}
 
-    def _engine(self, *, immediate: bool) -> Engine:
+    def _opened_url(self) -> URL:
+        """Return the URL by which it is opened."""
+        if self._only_read is None or self.path is None:
+            return self._url
+        name, _, value = self._only_read.partition("=")
+        file = f"file:{quote(str(self.path.absolute()))}"
+        return URL.create("sqlite", database=file, query={name: value, "uri": "true"})
+
+    def _engine(self, *, immediate: bool, is_patient: bool = False) -> Engine:
         try:
             if self._url.get_backend_name() != "sqlite":
                 options: dict[str, Any] = {
@@ -264,19 +296,25 @@ class Database:
             else:
                 options = {"connect_args": {"timeout": self.busy_timeout_s}}
             engine = create_engine(
-                self._url, json_serializer=storable_json, json_deserializer=stored_json, **options
+                self._opened_url(),
+                json_serializer=storable_json,
+                json_deserializer=stored_json,
+                **options,
             )
         except (sa_exc.NoSuchModuleError, ImportError) as error:
-            raise DatabaseUnreachable(
-                url=self.shown_url,
-                reason=str(error),
-                hint="pip install 'tilecore[postgres]' for PostgreSQL",
-            ) from error
+            is_ours = self._url.get_driver_name() == "psycopg"
+            hint = "pip install 'tilecore[postgres]' for PostgreSQL" if is_ours else URLS
+            raise DatabaseUnreachable(url=self.shown_url, reason=str(error), hint=hint) from error
         event.listen(engine, "before_cursor_execute", _make_storable, retval=True)
         if engine.dialect.name != "sqlite":
             self._ping.listen(engine)
+            if engine.dialect.driver == "psycopg" and not is_patient:
+                _limit_waits(engine, max(2.0, ANSWERS * self.busy_timeout_s))
             if engine.dialect.name == "postgresql" and not immediate:
                 event.listen(engine, "connect", _prepare_postgresql)
+            return engine
+        if self._only_read is not None:
+            event.listen(engine, "connect", _prepare_to_read)
             return engine
         event.listen(engine, "connect", _prepare_sqlite)
         if immediate:
@@ -306,10 +344,15 @@ class Ping:
         def ping(connection: Any, _record: object, _proxy: object) -> None:
             if getattr(self._of_thread, "is_off", False):
                 return
+            limit_s = getattr(connection, "limit_s", None)
+            if limit_s is not None:
+                connection.limit_s = min(limit_s, PING_S)
             try:
                 is_alive = dialect.do_ping(connection)
             except dialect.loaded_dbapi.Error:
                 is_alive = False
+            if limit_s is not None:
+                connection.limit_s = limit_s
             if not is_alive:
                 raise sa_exc.InvalidatePoolError
 
@@ -320,6 +363,18 @@ def change(session: Session, statement: Update) -> int:
     """Run an UPDATE and return how many rows it changed; loaded rows are not looked through."""
     done = session.execute(statement, execution_options={"synchronize_session": False})
     return int(done.rowcount)  # type: ignore[attr-defined]
+
+
+def _limit_waits(engine: Engine, limit_s: float) -> None:
+    """Have connections end what takes longer: a hanging server ends nothing itself."""
+    from db.patience import patient
+
+    kind = patient(limit_s)
+
+    def connect(_dialect: object, _record: object, args: Any, named: Any) -> Any:
+        return kind.connect(*args, **named)
+
+    event.listen(engine, "do_connect", connect)
 
 
 def _make_storable(
@@ -338,6 +393,11 @@ def _prepare_postgresql(connection: Any, _record: object) -> None:
     """
     with connection.cursor() as cursor:
         cursor.execute(PLANNED_ONCE)
+
+
+def _prepare_to_read(connection: sqlite3.Connection, _record: object) -> None:
+    connection.isolation_level = None
+    connection.execute(f"PRAGMA {CACHE}")
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:

@@ -18,8 +18,8 @@ ALIGNMENT = 64
 
 # Slack over the expected rounding error. A sum of K products of unit-variance inputs, added one
 # after the other, has a rounding error of about u*K/2.4 (random walk of the partial sums); its
-# maximum over a million elements measured 2.0e-4 at K=1024 in float32 (research/cpu-lowering.md
-# section 0) = 3.3 u*K. A missing or doubled term is an error of about 1.
+# maximum over a million elements measured 2.0e-4 at K=1024 in float32 = 3.3 u*K. A missing or
+# doubled term is an error of about 1.
 SUM_SLACK = 8.0
 ROUND_SLACK = 2.0
 

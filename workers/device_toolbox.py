@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from tilecore.artifact import Artifact
 
 COMPILE_MODULES = (
-    "tilecore.compiler", "tilecore.codegen.cuda", "tilecore.codegen.nvrtc", "tilecore.kernels",
+    "tilecore.compiler", "tilecore.codegen.cuda", "tilecore.codegen.nvrtc", *kernels.MODULES,
     "workers.device_toolbox",
 )  # fmt: skip
-RUN_MODULES = ("torch", "tilecore.runtime", "tilecore.kernels", "workers.device_bench")
+RUN_MODULES = ("torch", "tilecore.runtime", *kernels.MODULES, "workers.device_bench")
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,10 @@ class ClusterUnavailable(WorkerError):
 
     code, title = "WK707", "cluster-unavailable"
     template = "expected a Ray cluster at {address}, found {reason}"
-    default_hint = "start one (ray start --head), or use the local executor"
+    default_hint = (
+        "start one (ray start --head), or use the local executor; of one that asks for a token, "
+        "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN have to be those of its head"
+    )
 
 
 class DeviceMissing(WorkerError):

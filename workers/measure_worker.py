@@ -32,7 +32,7 @@ def measure_zygote(toolbox: Toolbox, cores: int) -> Zygote:
     """Return the owner of a process with the runtime and torch imported.
 
     TVM_THREAD_POOL_SPIN_COUNT=0: its workers sleep between calls, so that the rival's threads find
-    the cores free and the other way round (research/cpu-lowering.md section 6).
+    the cores free and the other way round (``tilecore/runtime/library.py`` has by how much).
     """
     environment = {
         "TVM_THREAD_POOL_SPIN_COUNT": "0",

@@ -12,20 +12,20 @@ import logging
 import queue
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from recommender.hardware import HardwareProfile
 from tilecore.errors import InvalidDocument, TileError
 from tilecore.portable import MOST_BYTES, PortableProgram, parse, unmeasurable
-from tilecore.tile_config import KnobValue, canonical_json
+from tilecore.tile_config import KnobValue, TileConfig, canonical_json
 from workers.errors import DeskBusy, ProgramTooCostly
 from workers.host import candidate_memory_bytes
 from workers.sandbox import Outcome, Raised, Returned, Sandbox, TimedOut, Zygote
 
 if TYPE_CHECKING:
-    from recommender.program_table import ProgramTable
+    from recommender.program_table import ProgramTable, Rows
 
 LOG = logging.getLogger(__name__)
 MEMORY_BYTES = 2 << 30
@@ -107,6 +107,22 @@ class ProgramReader:
         except TileError as error:
             return _Refused(error)
 
+    def around(
+        self, document: bytes, problem: Mapping[str, Any], hardware: HardwareProfile,
+        centres: Sequence[TileConfig], also: Sequence[TileConfig], fixed: Mapping[str, KnobValue],
+        threads: int,
+    ) -> Rows | _Refused:  # fmt: skip
+        """Return configs around some configs of a program."""
+        from recommender.program_table import look_around
+
+        try:
+            return look_around(
+                self._program(document), problem, hardware, centres, also, fixed=fixed,
+                threads=threads,
+            )  # fmt: skip
+        except TileError as error:
+            return _Refused(error)
+
     def _program(self, document: bytes) -> PortableProgram:
         if self._known is None or self._known[0] != document:
             self._known = document, parse(document)
@@ -151,6 +167,18 @@ class ProgramDesk:
         asked = [digest, dict(problem), hardware.as_dict(), target, dict(fixed or {}), threads]
         found: ProgramTable = self._remembered(
             canonical_json(asked), "table", document, dict(problem), hardware, target,
+            dict(fixed or {}), threads,
+        )  # fmt: skip
+        return found
+
+    def around(
+        self, document: bytes, problem: Mapping[str, Any], hardware: HardwareProfile,
+        centres: Sequence[TileConfig], also: Sequence[TileConfig] = (), *,
+        fixed: Mapping[str, KnobValue] | None = None, threads: int = 0,
+    ) -> Rows:  # fmt: skip
+        """Return what a table leaves out around some configs (see ``look_around``)."""
+        found: Rows = self._ask(
+            "around", document, dict(problem), hardware, tuple(centres), tuple(also),
             dict(fixed or {}), threads,
         )  # fmt: skip
         return found

@@ -19,7 +19,8 @@ from typing import Any
 
 import psutil
 import ray
-from ray.exceptions import RayError
+from ray._raylet import GcsClient  # type: ignore[attr-defined]  # it is compiled
+from ray.exceptions import AuthenticationError, RayError
 from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -96,10 +97,26 @@ def join(address: str) -> None:
     if ray.is_initialized():
         return
     if address != "auto":  # Ray's word for the cluster whose node is here already
-        check_address(address)
+        check_admission(address)
         if not _has_node(address):
             _OWN_NODE.start(address)
     _init(address, {})
+
+
+def check_admission(address: str) -> None:
+    """Complain where no cluster lets this process in: Ray itself would try on and show a traceback.
+
+    Raises:
+        ClusterUnavailable: nothing answers, it is no cluster, or the token is another one (WK707).
+    """
+    check_address(address)
+    try:
+        GcsClient(address=address)
+    except AuthenticationError as error:
+        reason = "one that takes another token than that of this process"
+        raise ClusterUnavailable(address=address, reason=reason) from error
+    except RayError as error:
+        raise ClusterUnavailable(address=address, reason=first_line(error)) from error
 
 
 def leave() -> None:
@@ -290,6 +307,9 @@ def _init(address: str, options: dict[str, Any]) -> None:
                     **options,
                 )
             return
+        except SystemExit:  # SIGTERM: nothing runs there yet that Ray would wait for
+            _end(set(psutil.Process().children(recursive=True)) - before)
+            raise
         except Exception as error:  # Ray raises a bare Exception when its node starts too slowly
             ray.shutdown()
             _end(set(psutil.Process().children(recursive=True)) - before)

@@ -1,4 +1,4 @@
-"""Timing: the two protocols, over any clock (evidence: research/cpu-lowering.md section 5).
+"""Timing: the two protocols, over any clock.
 
 SCREEN: one thread, its own CPU time, so that neighbours on the machine do not disturb the rank.
 CONFIRM: wall clock with all threads, all candidates and the rival in turn, with a pause before each

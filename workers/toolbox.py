@@ -68,12 +68,12 @@ class TilecoreToolbox:
     @property
     def compile_modules(self) -> tuple[str, ...]:
         """TVM takes seconds to import: once per zygote."""
-        return ("tilecore.compiler", "tilecore.codegen.llvm", "tilecore.kernels")
+        return ("tilecore.compiler", "tilecore.codegen.llvm", *kernels.MODULES)
 
     @property
     def run_modules(self) -> tuple[str, ...]:
         """The runtime, and torch for the rival where it is installed."""
-        return ("tilecore.runtime", "tilecore.kernels", "torch")
+        return ("tilecore.runtime", *kernels.MODULES, "torch")
 
     def program_digest(self, workload: Workload, config: TileConfig) -> str:
         """Return the digest of the kernel's program; raises UnknownKernel (TC501)."""

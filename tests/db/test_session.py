@@ -1,8 +1,12 @@
 """What the database layer says where the server hangs, is cut off, or is migrated underneath."""
 
+import os
+import signal
+import time
+
 import psycopg
 import pytest
-from sqlalchemy import text
+from sqlalchemy import func, literal, select, text
 
 from db.errors import (
     DatabaseError,
@@ -14,7 +18,7 @@ from db.errors import (
     ValueOutOfRange,
 )
 from db.migrate import HEAD, REVISIONS
-from db.session import OVERFLOW, POOL, Database
+from db.session import OVERFLOW, PING_S, POOL, Database
 from db.store import SqlStore
 from tests.db.conftest import BOTH
 
@@ -53,6 +57,46 @@ def test_a_server_behind_a_cut_link_is_not_waited_for_for_long(store_url):
 
     assert limits(store_url) == ["30000", "10", "10"]
     assert limits(f"{store_url}&tcp_user_timeout=7000&connect_timeout=3") == ["7000", "10", "3"]
+
+
+@SERVER
+def test_a_server_that_hangs_is_not_waited_for_for_ever(store_url):
+    """Its system still answers: neither TCP nor the server ended a request that was under way."""
+    database = Database(store_url, busy_timeout_s=1.0)
+    told = r"DB804.*the server has not answered for 2 s"
+    began = time.monotonic()
+    with pytest.raises(DatabaseUnreachable, match=told), database.read() as session:
+        session.execute(text("select pg_sleep(60)"))
+    with pytest.raises(DatabaseUnreachable, match=told), database.write() as session:
+        session.execute(text("select pg_sleep(60)"))
+    with pytest.raises(DatabaseUnreachable, match=told):  # on a connection as it lies in the pool
+        database.ask(select(func.pg_sleep(literal(60.0)).label("slept")), {})
+    assert time.monotonic() - began < 20
+    with database.read() as session:
+        assert session.execute(text("select 1")).scalar() == 1
+    with database.engine.connect() as connection:  # a migration may take long
+        assert connection.execute(text("select 7 from pg_sleep(3)")).scalar() == 7
+    database.close()
+
+
+@SERVER
+def test_a_pooled_connection_that_hangs_is_replaced_after_some_seconds(store_url):
+    database = Database(store_url, busy_timeout_s=30.0)
+    with database.read() as session:
+        backend = session.execute(text("select pg_backend_pid()")).scalar_one()
+    try:
+        os.kill(backend, signal.SIGSTOP)
+    except OSError as error:
+        pytest.skip(f"the server is another user's or another machine's: {error}")
+    try:
+        began = time.monotonic()
+        with database.read() as session:
+            other = session.execute(text("select pg_backend_pid()")).scalar_one()
+        assert other != backend
+        assert time.monotonic() - began < 2 * PING_S
+    finally:
+        os.kill(backend, signal.SIGCONT)
+        database.close()
 
 
 @SERVER

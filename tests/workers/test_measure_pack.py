@@ -77,7 +77,7 @@ def run(pack: Pack, path: Path, device: Device, known: Sequence[Path] = (), **pl
     log = ResultLog(path, Header(HARDWARE, TOOLCHAIN, "pack:1"), {})
     log.learn(known)
     made = PackRun(
-        pack, HARDWARE, device, log, replace(Plan(chunk=3, confirm=1), **plan),  # type: ignore[arg-type]
+        pack, HARDWARE, device, log, replace(Plan(chunk=3, confirm=1), **plan),
         path.with_suffix(".place"), clock=lambda: device.seconds,
     )  # fmt: skip
     try:

@@ -3,14 +3,18 @@
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import time
+from contextlib import suppress
 
 import pytest
 
 from tests.chaos import network
+from workers.errors import ClusterUnavailable
+from workers.offer import check_address
 
 JOIN = """
 import psutil, ray
@@ -71,3 +75,41 @@ def test_a_machine_without_a_node_joins_through_one_of_its_own():
         "done []",
         "0",
     ]
+
+
+def test_a_cluster_that_takes_another_token_is_told_as_such():
+    """Ray asked for a minute, and went on with a traceback."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    environment = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "t" * 64}
+    start = [sys.executable, "-m", "workers.node_process"]  # which leaves nothing behind
+    start += [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--num-cpus=0"]
+    start += [f"--port={address.partition(':')[2]}", "--node-ip-address=127.0.0.1", "--block"]
+    start += ["--disable-usage-stats", "--include-dashboard=false"]
+    head = subprocess.Popen(
+        start, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while True:
+            assert time.monotonic() < deadline
+            with suppress(ClusterUnavailable):
+                check_address(address)
+                break
+            time.sleep(0.1)
+        worker = [sys.executable, "-m", "tuner_service", "worker", "--address", address]
+        done = subprocess.run(
+            worker, env=environment | {"RAY_AUTH_TOKEN": "u" * 64}, check=False,
+            capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+    finally:
+        head.send_signal(signal.SIGTERM)
+        head.wait()
+    told = [line for line in done.stderr.splitlines() if line.startswith(("error", "Traceback"))]
+    assert told == [
+        f"error: WK707 cluster-unavailable: expected a Ray cluster at {address}, "
+        "found one that takes another token than that of this process"
+    ]
+    assert "RAY_AUTH_TOKEN" in done.stderr
+    assert done.returncode == 1

@@ -155,7 +155,7 @@ def measurement(**changes: object) -> Measurement:
         "measured_at": datetime(2026, 11, 22, 12, 0, 0, 123456, tzinfo=UTC),
         "metrics": {"registers": 40.0, "sm_clock_hz": 1.98e9},
     }  # fmt: skip
-    return Measurement(**(fields | changes))  # type: ignore[arg-type]
+    return Measurement(**(fields | changes))
 
 
 HEADER = Header(HARDWARE, TOOLCHAIN, "pack:1")

@@ -21,7 +21,7 @@ def make_pool(path: Path, **options: object) -> LocalPool:
         artifact_dir=path,
         compile_workers=2,
         toolbox=FaultToolbox(),
-        **settings,  # type: ignore[arg-type]
+        **settings,
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 import tilecore.language as T
 from recommender.hardware import load_profile
 from recommender.portable_tracing import portable
+from recommender.program_table import look_around
 from recommender.workload import ProgramSource, Workload, kernel_name
 from tests.recommender import user_programs as programs
 from tilecore.advice import question_of
@@ -188,3 +189,19 @@ def test_the_source_travels_and_is_no_part_of_the_key():
     plain = Workload.of("program:" + "0" * 32, {"N": 1})
     carrying = replace(plain, source=source)
     assert (carrying, carrying.key) == (plain, plain.key)
+
+
+def test_what_a_table_leaves_out_is_looked_at_by_a_child(desk):
+    by_8 = tuple(range(8, 521, 8))
+    sizes = {"M": 512, "N": 512, "K": 512}
+    space = {"block_M": by_8, "block_N": by_8, "block_K": by_8}
+    data = portable(question_of(programs.matmul, (), sizes, space=space), AVX512)
+    document = data.to_bytes()
+    table = desk.table(data.digest, document, sizes, AVX512, "avx512")
+    assert not table.is_whole
+    centre = table.configs[0]
+    found = desk.around(document, sizes, AVX512, [centre], threads=2)
+    expected = look_around(data, sizes, AVX512, [centre], threads=2)
+    assert found.configs == expected.configs
+    assert found.time_s.tolist() == expected.time_s.tolist()
+    assert set(found.configs) - set(table.configs)

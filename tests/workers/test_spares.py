@@ -42,7 +42,7 @@ def ask(zygote: Zygote, method: str, *args: object) -> object:
 
 
 def parent_of_one(spares: Spares, **options: object) -> object:
-    zygote = Zygote("test", [MODULE], spares=spares, **options)  # type: ignore[arg-type]
+    zygote = Zygote("test", [MODULE], spares=spares, **options)
     pid = ask(zygote, "parent")
     zygote.close()
     return pid
