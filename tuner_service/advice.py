@@ -32,7 +32,7 @@ from tuner_service.wiring import (
     compile_target,
     host_profile,
     host_toolchain,
-    open_store,
+    open_store_to_read,
 )
 
 LOG = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ def recommend(question: OpenProgram) -> ProgramAdvice:
 
 
 def _by_what_is_known(question: OpenProgram, settings: Settings) -> ProgramAdvice:
-    store = open_store(settings)
+    store = open_store_to_read(settings)
     with closing(store.database):
         hardware, asked_for = device_of(store, question.target)
         kept: KeptAdvice | None = None

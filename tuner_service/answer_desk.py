@@ -20,6 +20,7 @@ from db.changes import Follower
 from db.session import Database
 from db.snapshot import Snapshot
 from db.store import SqlStore
+from tilecore import kernels
 from tilecore.errors import TileError
 from tuner_service.answer_memory import Answer
 from tuner_service.answering import work_out_undoubted
@@ -48,6 +49,7 @@ PLACE_BYTES = 256 << 20  # of the machine's memory for each: it takes some 100 M
 START_AGAIN_S = 30.0  # after the machinery itself failed
 PRELOAD = (
     "tuner_service.answer_desk", "recommender.program_answers", "recommender.recommend", "xgboost",
+    "recommender.gpu_limits", "recommender.gpu_model", "recommender.gpu_features", *kernels.MODULES,
 )  # fmt: skip
 FIRST = '{"kernel": "gemm", "problem": {"m": 64, "n": 64, "k": 64}}'  # loads all that answers need
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib import import_module
 
 from anyio import CapacityLimiter
 from fastapi import Depends, FastAPI
 
 from db.store import SqlStore
+from tilecore import kernels
 from tuner_service import problems
 from tuner_service.access import Access, Keyring, Needs
 from tuner_service.answers import Answers
@@ -83,6 +85,8 @@ def create_app(settings: Settings, store: SqlStore | None = None) -> FastAPI:
         lifespan=lifespan,
         responses=problems.documented(500, 503),
     )
+    for module in kernels.MODULES:
+        import_module(module)  # or the first question about each would wait for it
     app.state.settings = settings
     app.state.store = store if store is not None else open_store(settings)
     app.state.metrics = Metrics(app.state.store)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import codecs
+import errno
 import io
 import signal
 import sys
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -24,6 +25,8 @@ from tuner_service.errors import InvalidRequest
 from tuner_service.program_arguments import is_program, refuse_for_library
 from tuner_service.settings import load_settings
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+CLOSED_PIPE = 128 + signal.SIGPIPE
 app = typer.Typer(
     help="Tunes tile kernels for this machine and recommends tile configs.",
     no_args_is_help=True,
@@ -356,6 +359,10 @@ def measurements(
     from db.records import MeasurementQuery
     from tuner_service import record_commands
 
+    if kernel is not None:
+        from tuner_service.questions import logged_kernel
+
+        kernel = logged_kernel(kernel)
     query = MeasurementQuery(
         kernel=kernel, m=m, n=n, k=k, dtype=dtype, status=status, best_first=best
     )
@@ -391,16 +398,17 @@ def log(
     """Query the tuning log, or write it into a file."""
     from db.records import MeasurementQuery
     from tuner_service import record_commands
+    from tuner_service.wording import in_utc
 
     near_by = None
-    if near is not None:
-        from tuner_service.questions import near_workload
+    if kernel is not None or near is not None:
+        from tuner_service.questions import logged_kernel, near_workload
 
-        near_by = near_workload(kernel, near)
+        kernel = None if kernel is None else logged_kernel(kernel)
+        near_by = None if near is None else near_workload(kernel, near)
     query = MeasurementQuery(
         kernel=kernel, m=m, n=n, k=k, dtype=dtype, toolchain_key=toolchain, status=status,
-        protocol=protocol, since=since and since.replace(tzinfo=UTC),
-        until=until and until.replace(tzinfo=UTC),
+        protocol=protocol, since=in_utc("--since", since), until=in_utc("--until", until),
         near=near_by, created_by=created_by,
         best_first=best, winners=winners,
     )  # fmt: skip
@@ -449,17 +457,21 @@ def run_cli(arguments: list[str]) -> int:
     """Run one command and return its exit status."""
     try:
         app(args=arguments, prog_name="tilecore")
-    except SystemExit as end:  # typer shows wrong usage itself
+    except SystemExit as end:  # typer shows wrong usage itself, and says nothing of a closed pipe
+        if isinstance(end.__context__, BrokenPipeError):
+            return CLOSED_PIPE
         return end.code if isinstance(end.code, int) else 0
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        return 128 + signal.SIGPIPE
+        return CLOSED_PIPE
     except TileError as error:
         from tuner_service.errors import exit_status
 
         return _complain(str(error), exit_status(error))
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            return _complain(f"{error.strerror}: what was to be written is not, or not whole", 1)
         if load_settings().log_level == "debug":
             raise
         where = "TILECORE_LOG_LEVEL=debug shows where"

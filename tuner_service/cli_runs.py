@@ -55,7 +55,10 @@ def extend(
         float, typer.Option(min=0, max=MAX_TIME_S, help="more seconds of screening")
     ] = 0.0,
 ) -> None:
-    """Give an open or finished run a larger budget."""
+    """Give an open or finished run a larger budget.
+
+    One that an earlier version of the code measured begins again, with all of its budget.
+    """
     from tuner_service import record_commands
 
     record_commands.extend_run(load_settings(), run, trials=trials, seconds=seconds)

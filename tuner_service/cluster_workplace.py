@@ -10,6 +10,7 @@ from typing import Protocol
 import structlog
 
 from db.store import SqlStore
+from recommender.freshness import SHOWN
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Toolchain
 from recommender.ports import Measurer
@@ -177,7 +178,7 @@ class ClusterWorkplace:
         if resource_name(hardware) != node.resource:
             known.refused = f"it is {hardware.name} ({resource_name(hardware)}), not what it offers"
         elif not compiles and not only_measures:
-            known.refused = f"expected toolchain {self._toolchain}, found {toolchain}"
+            known.refused = f"it has {_differences(toolchain.on('cpu'), ours.on('cpu'))}"
         stored = store.hardware(hardware.key)
         if is_measured(hardware) or hardware.kind != "cpu":
             store.save_hardware(hardware)
@@ -211,7 +212,8 @@ class ClusterWorkplace:
     def _note(self, store: SqlStore, known: _Known, key: str, hardware: HardwareProfile) -> None:
         """Let SQL know of a node."""
         node = known.node
-        log.info("node", name=node.name, hardware=hardware.name, refused=known.refused)
+        tell = log.warning if known.refused else log.info
+        tell("node", name=node.name, hardware=hardware.name, refused=known.refused)
         store.nodes.join(
             key,
             name=node.name,
@@ -244,3 +246,18 @@ def _why(error: ClusterUnavailable) -> str:
     if not isinstance(cause, Exception):
         return error.message
     return f"{type(cause).__name__}: {str(cause).partition(chr(10))[0]}"
+
+
+def _differences(theirs: Toolchain, ours: Toolchain) -> str:
+    """Return in words what a node's toolchain has other than the coordinator's."""
+    names = ("tilecore", "tvm", "llvm", "linker")
+    pairs = [(name, getattr(theirs, name), getattr(ours, name)) for name in names]
+    different = [(name, its, own) for name, its, own in pairs if its != own]
+    return ", ".join(
+        f"{name} {_shown(name, its)} (the coordinator has {_shown(name, own)})"
+        for name, its, own in different
+    )
+
+
+def _shown(name: str, version: str) -> str:
+    return (version[:SHOWN] if name == "tilecore" else version) or "none"  # of a digest the begin

@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -134,13 +134,19 @@ def profile_once(store: SqlStore) -> None:
 
 @contextmanager
 def _stopped_at_the_end(coordinator: CoordinatorProcess) -> Iterator[None]:
+    """Stop a coordinator when what follows it ends; who interrupts twice does not wait for that."""
     try:
         yield
     except KeyboardInterrupt:
+        err.print("stopping the workers (Ctrl-C again: they end by themselves)")
+        with suppress(KeyboardInterrupt):
+            coordinator.stop()
         err.print("stopped; the same command goes on where this one stopped")
         raise
-    finally:
+    except BaseException:
         coordinator.stop()
+        raise
+    coordinator.stop()
 
 
 def recommend(
@@ -154,7 +160,7 @@ def recommend(
     as_json: bool,
 ) -> None:
     """Print ranked configs."""
-    store = wiring.open_store(settings)
+    store = wiring.open_store_to_read(settings)
     question = questions.understand(store, kernel, problem, threads=threads, hardware=hardware)
     ranked, evidence = questions.ranked_with_evidence(store, question, top_k=top_k)
     again = remeasurement(store, settings, question, evidence)

@@ -67,6 +67,7 @@ class Coordinator:
         self._matched_at = 0.0
         self._is_unsure = False  # whether the database may hold other than we think
         self._away = ""  # why the workers are away, as told last
+        self.is_opening = False  # whether it starts workers, which nothing but an exit cuts short
 
     def stop(self) -> None:
         """Ask the coordinator to end soon; what is under way goes back to the queue."""
@@ -199,8 +200,14 @@ class Coordinator:
                     self._open_station(hardware, waiting[0], epoch)
 
     def _open_station(self, hardware: HardwareProfile, run: RunRecord, epoch: int) -> None:
+        if self._stop.is_set():
+            return
+        self.is_opening = True
         try:
             measurer = self._workplace.measurer(hardware, epoch)
+        except SystemExit:  # of the handler of a signal, ours or Ray's
+            self._stop.set()
+            return
         except WorkerError as error:
             if not (self._workplace.is_elsewhere or isinstance(error, PASSING)):
                 self._store.runs.finish(run.id, epoch, "FAILED", error=str(error))
@@ -209,6 +216,8 @@ class Coordinator:
             attempts = self._closed.get(hardware.key, (0, 0.0))[0] + 1
             self._closed[hardware.key] = attempts, time.monotonic() + self._limits.delay_s(attempts)
             return
+        finally:
+            self.is_opening = False
         self._closed.pop(hardware.key, None)
         self._stations[hardware.key] = Station(
             self._store, measurer, epoch, self._limits,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
+from types import FrameType
 
 from db.store import SqlStore
 from tuner_service import wiring
@@ -42,8 +44,14 @@ def run_coordinator(
         until_idle=until_idle,
         after=lambda run: check_after(store, settings, run),
     )
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        coordinator.stop()
+        if coordinator.is_opening:
+            sys.exit()  # it takes seconds until workers have started, which nobody waits for now
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: coordinator.stop())
+        signal.signal(number, stop)
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent, coordinator), daemon=True).start()
     coordinator.run()

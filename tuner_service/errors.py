@@ -138,16 +138,6 @@ class RunFailed(ServiceError):
     )
 
 
-class StaleRun(ServiceError):
-    """A run was made for other code than this process has."""
-
-    code, title, status = "SV912", "stale-run", 409
-    template = (
-        "expected {what} {expected}, found {found}: the code changed since the run was queued"
-    )
-    default_hint = "submit the run again"
-
-
 class InvalidProgramFile(ServiceError):
     """The command line names a program that is not there, or cannot be imported."""
 

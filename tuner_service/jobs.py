@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import functools
-import math
 import uuid
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypedDict
+from typing import Any
 
-from db.errors import IllegalTransition
-from db.records import DEFAULT_PRIORITY, OPEN_STATES, NewRun, RunRecord, TrialOutline
+from db.records import DEFAULT_PRIORITY, OPEN_STATES, NewRun, RunRecord
 from db.store import SqlStore
 from recommender.hardware import HardwareProfile
-from recommender.measurement import MeasureStatus, Protocol, Toolchain
+from recommender.measurement import Toolchain
 from recommender.nearest import fastest
-from recommender.space import SearchSpace
 from recommender.workload import digest_of
 from tilecore import kernels
 from tilecore.errors import InvalidProblem
 from tilecore.tile_config import TileConfig, digest
-from tuner_service.errors import HardwareNotOffered, StaleRun, TooLargeToEmulate
+from tuner_service.errors import HardwareNotOffered, TooLargeToEmulate
 from tuner_service.questions import Question
-from tuner_service.report import result_document, result_of
 from tuner_service.room import check_room
-from tuner_service.wiring import detected_host, host_toolchain
+from tuner_service.wiring import detected_host
 from workers.devices import gpu_devices
 
 EMULATED_FLOP = 1e9  # some 20 s of the emulator
@@ -134,18 +128,10 @@ def submit_group(
     return store.runs.create_all([first, *runs[1:]])
 
 
-def check_current(run: RunRecord, toolchain: Toolchain) -> None:
-    """Refuse a run that was queued for another program or toolchain than there is now.
-
-    Raises:
-        StaleRun: what is another one (SV912).
-    """
-    for what, expected, found in (
-        ("program", run.program_digest, _program_digest(run)),
-        ("toolchain", run.toolchain.key, toolchain.on(run.hardware.kind).key),
-    ):
-        if expected != found:
-            raise StaleRun(what=what, expected=expected[:12], found=found[:12])
+def is_current(run: RunRecord, toolchain: Toolchain) -> bool:
+    """Return whether a run is of the program and the toolchain that there are now."""
+    is_same = run.toolchain.key == toolchain.on(run.hardware.kind).key
+    return is_same and run.program_digest == _program_digest(run)
 
 
 def current(store: SqlStore, run: RunRecord, toolchain: Toolchain, epoch: int) -> RunRecord:
@@ -153,16 +139,14 @@ def current(store: SqlStore, run: RunRecord, toolchain: Toolchain, epoch: int) -
 
     What both measure is not compared: one that has begun begins again, with what was fastest.
     """
-    try:
-        check_current(run, toolchain)
-    except StaleRun:
-        best = fastest([t.measurement for t in store.trials.of_run(run.id) if t.measurement])
-        return store.runs.renew(
-            run, epoch, program_digest=_program_digest(run),
-            toolchain=toolchain.on(run.hardware.kind),
-            incumbents=[] if best is None else [best.config],
-        )  # fmt: skip
-    return run
+    if is_current(run, toolchain):
+        return run
+    best = fastest([t.measurement for t in store.trials.of_run(run.id) if t.measurement])
+    return store.runs.renew(
+        run, epoch, program_digest=_program_digest(run),
+        toolchain=toolchain.on(run.hardware.kind),
+        incumbents=[] if best is None else [best.config],
+    )  # fmt: skip
 
 
 def _program_digest(run: RunRecord) -> str:
@@ -170,57 +154,6 @@ def _program_digest(run: RunRecord) -> str:
     kernel, problem = run.workload.kernel, dict(run.workload.problem)
     sent = digest_of(kernel)
     return sent or kernels.get(kernel).on(run.hardware.kind).program_digest(problem)
-
-
-def extend(
-    store: SqlStore, run_id: str, *, trials: int, seconds: float, idempotency_key: str | None = None
-) -> tuple[RunRecord, bool]:
-    """Give a run more trials and seconds; return it and whether this extended it.
-
-    What was asked for before, under the same key, is answered again, whatever has changed since.
-
-    Raises:
-        StaleRun: it has ended, and could not go on with the code that there is now (SV912).
-        DatabaseError: as ``RunRequests.extend`` raises it.
-    """
-    asked = _Extension(trials=trials, seconds=seconds, idempotency_key=idempotency_key)
-    _check_can_go_on(store, [store.runs.get(run_id)], asked)
-    return store.runs.extend(run_id, **asked)
-
-
-def extend_group(
-    store: SqlStore, group: str, *, trials: int, seconds: float, idempotency_key: str | None = None
-) -> tuple[Sequence[RunRecord], bool]:
-    """Give each run of a group that is not cancelled more; as ``extend``, all or none."""
-    asked = _Extension(trials=trials, seconds=seconds, idempotency_key=idempotency_key)
-    _check_can_go_on(store, store.runs.of_group(group), asked)
-    return store.runs.extend_group(group, **asked)
-
-
-class _Extension(TypedDict):
-    trials: int
-    seconds: float
-    idempotency_key: str | None
-
-
-def _check_can_go_on(store: SqlStore, runs: Sequence[RunRecord], asked: _Extension) -> None:
-    for run in runs:
-        if run.state in ("SUCCEEDED", "FAILED") and not store.runs.was_extended(run, **asked):
-            check_current(run, host_toolchain())
-
-
-def change_group(
-    store: SqlStore, group: str, change: Callable[[str], RunRecord]
-) -> Sequence[RunRecord]:
-    """Pause, resume, cancel or amend the runs of a group that can be; return all of them.
-
-    Raises:
-        UnknownRun: there is no such group (DB809).
-    """
-    for run in store.runs.of_group(group):
-        with suppress(IllegalTransition):  # a finished one is as it should be
-            change(run.public_id)
-    return store.runs.of_group(group)
 
 
 def check_offered(store: SqlStore, question: Question, effort: Effort) -> None:
@@ -307,33 +240,3 @@ def is_offered(store: SqlStore, hardware: HardwareProfile) -> bool:
 def _local_gpus() -> frozenset[str]:
     """Return the keys of this machine's GPUs."""
     return frozenset(device.hardware.key for device in gpu_devices())
-
-
-def partial_result(store: SqlStore, run: RunRecord) -> Mapping[str, Any]:
-    """Return what a run has found so far, in the form of its result."""
-    if run.is_finished and run.result is not None:
-        return run.result
-    if digest_of(run.workload.kernel) is not None:
-        default, size = TileConfig.of(run.spec["default"]), int(run.spec["space_size"])
-    else:
-        definition = kernels.get(run.workload.kernel).on(run.hardware.kind)
-        space = SearchSpace.build(definition, dict(run.workload.problem), run.hardware)
-        default, size = definition.default_config(run.hardware.kind), len(space)
-    told = {(t.config_key, t.protocol): t for t in store.trials.outlines(run.id) if t.status}
-    shown = store.trials.some([t.id for t in _notable(list(told.values()), default)])
-    found = replace(
-        result_of(shown, default, size), trials=len(told),
-        by_status=dict(Counter(str(t.status) for t in told.values())),
-    )  # fmt: skip
-    return result_document(found, run, run.active_s)
-
-
-def _notable(told: Sequence[TrialOutline], default: TileConfig) -> Iterator[TrialOutline]:
-    """Yield the trials that a result shows: of the default, of the recommended, the fastest."""
-    named = {t.config_key for t in told if t.purpose == "recommended"}
-    author = dict(default.items_)
-    yield from (t for t in told if t.config_key in named or t.config == author)
-    good = [t for t in told if t.status == MeasureStatus.OK.value and t.time_s is not None]
-    confirmed = [t for t in good if t.protocol == Protocol.CONFIRM.value]
-    if good:
-        yield min(confirmed or good, key=lambda t: t.time_s or math.inf)

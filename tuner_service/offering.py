@@ -12,7 +12,7 @@ from tuner_service.log_lines import configure_logging
 from tuner_service.settings import is_address, load_settings
 from workers.devices import devices_of, gpu_devices
 from workers.errors import DeviceMissing
-from workers.offer import become_node, check_address, join_command
+from workers.offer import become_node, join_command
 
 log = structlog.get_logger()
 VENDORS = {"cuda": "NVIDIA's", "rocm": "AMD's"}
@@ -24,14 +24,16 @@ def worker(address: str, *, offer: str, devices: int | None, node_ip: str | None
     Raises:
         InvalidRequest: that is no address (SV901), or as ``offered`` and ``counted`` raise it.
         DeviceMissing: as ``offered`` raises it (WK708).
-        ClusterUnavailable: nothing answers there (WK707).
+        ClusterUnavailable: no cluster lets it in there (WK707).
     """
+    from workers.ray_cluster import check_admission
+
     if not is_address(address):
         raise InvalidRequest(message=f"--address: expected HOST:PORT, found {address}")
     hardware, there = offered(offer)
     cores = wiring.detected_host().cores
     devices = counted(hardware, there, devices)
-    check_address(address)
+    check_admission(address)
     configure_logging(load_settings().log_level)
     log.info("worker.offers", devices=devices, hardware=hardware.name, cluster=address)
     become_node(join_command(hardware, address, devices=devices, cpus=cores, node_ip=node_ip))

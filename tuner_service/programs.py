@@ -81,7 +81,7 @@ def recommend(settings: Settings, asked: Asked, *, top_k: int, as_json: bool) ->
             with ServiceClient(asked.service, settings.key) as client:
                 advice = client.recommend(asked.question(function, top_k=top_k))
         else:
-            store = wiring.open_store(settings)
+            store = wiring.open_store_to_read(settings)
             with closing(store.database):
                 device, asked_for = device_of(store, asked.hardware)
                 question = asked.question(function, top_k=top_k)
@@ -191,11 +191,18 @@ def _run(path: Path) -> dict[str, Any]:
             hint='what is to run as a script goes under `if __name__ == "__main__":`',
         ) from end
     except SyntaxError as error:
-        raise program_error(error, SourceSpan(str(path), error.lineno or 0)) from error
+        span = SourceSpan(str(path), error.lineno or _line_of_null(path))
+        raise program_error(error, span) from error
     except Exception as error:
         frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
         line = frames[-1].lineno if frames else 0
         raise program_error(error, SourceSpan(str(path), line or 0)) from error
+
+
+def _line_of_null(path: Path) -> int:
+    """Return the line of a file's first null byte, of which Python does not say where it is."""
+    before, null, _ = path.read_bytes().partition(b"\0")
+    return before.count(b"\n") + 1 if null else 1
 
 
 def spelled(function: Any, given: Mapping[str, Any]) -> dict[str, Any]:

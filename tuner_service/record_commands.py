@@ -22,6 +22,8 @@ from tuner_service import wiring
 from tuner_service.console import out
 from tuner_service.errors import ExportFailed, InvalidRequest, RunFailed
 from tuner_service.hardware import find_hardware
+from tuner_service.report import partial_result
+from tuner_service.run_changes import change_group, extend, extend_group, of_other_code
 from tuner_service.settings import Settings
 
 Verb = Literal["pause", "resume", "cancel"]
@@ -53,13 +55,13 @@ def profile(settings: Settings, *, if_missing: bool) -> None:
 
 def runs(settings: Settings, *, state: str | None, created_by: str | None, limit: int) -> None:
     """Print runs, newest first."""
-    store = wiring.open_store(settings)
+    store = wiring.open_store_to_read(settings)
     _list(store, store.runs.list(state=state, created_by=created_by, limit=limit))
 
 
 def measurements(settings: Settings, query: MeasurementQuery, *, limit: int) -> None:
     """Print records of the tuning log."""
-    store = wiring.open_store(settings)
+    store = wiring.open_store_to_read(settings)
     show.print_measurements(out, store.page(query, limit=limit).items)
 
 
@@ -69,7 +71,7 @@ def log(
 ) -> None:  # fmt: skip
     """Print records of the tuning log, or write all that match into a file."""
     form = None if export is None else _form(export)
-    store = wiring.open_store(settings)
+    store = wiring.open_store_to_read(settings)
     if hardware is not None:
         query = replace(query, hardware_key=find_hardware(store, hardware).key)
     if export is None or form is None:
@@ -133,24 +135,27 @@ def change_run(settings: Settings, run: str, verb: Verb) -> None:
     store = wiring.open_store(settings)
     change = {"pause": store.runs.pause, "resume": store.runs.resume, "cancel": store.runs.cancel}
     if run.startswith("g-"):
-        from tuner_service import jobs
-
-        _list(store, jobs.change_group(store, run, change[verb]))
+        _list(store, change_group(store, run, change[verb]))
     else:
         _list(store, [change[verb](run)])
 
 
 def extend_run(settings: Settings, run: str, *, trials: int, seconds: float) -> None:
     """Give a run, or each run of a group, more trials and seconds and print it."""
-    from tuner_service import jobs
-
     store = wiring.open_store(settings)
     if not trials and not seconds:
         raise InvalidRequest(message="expected --trials, --seconds or both, found neither")
     if run.startswith("g-"):
-        _list(store, jobs.extend_group(store, run, trials=trials, seconds=seconds)[0])
+        extended = extend_group(store, run, trials=trials, seconds=seconds)[0]
     else:
-        _list(store, [jobs.extend(store, run, trials=trials, seconds=seconds)[0]])
+        extended = [extend(store, run, trials=trials, seconds=seconds)[0]]
+    _list(store, extended)
+    for found in of_other_code([r for r in extended if r.state != "CANCELLED"]):
+        out.print(
+            f"{found.public_id}: an earlier version of the code measured it; it begins again, with "
+            f"all of its {found.planned_trials} trials",
+            soft_wrap=True, highlight=False,
+        )  # fmt: skip
 
 
 def amend_run(
@@ -162,24 +167,20 @@ def amend_run(
         raise InvalidRequest(message="expected --priority, --ceiling or both, found neither")
     amend = partial(store.runs.amend, priority=priority, ceiling_s=ceiling_s)
     if run.startswith("g-"):
-        from tuner_service import jobs
-
-        _list(store, jobs.change_group(store, run, amend))
+        _list(store, change_group(store, run, amend))
     else:
         _list(store, [amend(run)])
 
 
 def show_run(settings: Settings, run: str) -> None:
     """Print what a run, or each run of a group, has found so far."""
-    store = wiring.open_store(settings)
-    from tuner_service import jobs
-
+    store = wiring.open_store_to_read(settings)
     if run.startswith("g-"):
         print_group(store, store.runs.of_group(run))
         return
     found = store.runs.get(run)
     _list(store, [found])
-    partial = replace(found, result=jobs.partial_result(store, found))
+    partial = replace(found, result=partial_result(store, found))
     counts = store.trials.count_by_status(found.id)
     show.print_result(out, partial, counts, store.database.shown_url)
     if found.error:
@@ -188,7 +189,7 @@ def show_run(settings: Settings, run: str) -> None:
 
 def nodes(settings: Settings, *, with_lost: bool, in_full: bool) -> None:
     """Print the machines of the cluster."""
-    found = wiring.open_store(settings).nodes.list(with_lost=with_lost)
+    found = wiring.open_store_to_read(settings).nodes.list(with_lost=with_lost)
     show.print_nodes(out, found, in_full=in_full)
 
 
@@ -204,10 +205,8 @@ def print_group(store: SqlStore, runs: Sequence[RunRecord]) -> None:
     Raises:
         RunFailed: one of them failed, or was cancelled (SV911).
     """
-    from tuner_service import jobs
-
     now = [store.runs.get(run.public_id) for run in runs]
-    found = [(r, store.trials.count_by_status(r.id), jobs.partial_result(store, r)) for r in now]
+    found = [(r, store.trials.count_by_status(r.id), partial_result(store, r)) for r in now]
     show.print_group(out, found)
     failed = [run for run in now if run.state in ("FAILED", "CANCELLED")]
     if failed:

@@ -102,7 +102,7 @@ def draw(found: Mapping[str, Curves], path: Path) -> None:
         text = f'<text x="{MARGIN}" y="{down}" fill="{colour}">{html.escape(title)}</text>'
         parts.append(text)
     try:
-        path.write_text("\n".join([*parts, "</svg>", ""]))
+        path.write_text("\n".join([*parts, "</svg>", ""]), encoding="utf-8")
     except OSError as error:
         raise InvalidRequest(message=f"--plot {path}: {error.strerror}") from error
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from db.records import RunRecord, TrialRecord
+from db.records import RunRecord, TrialOutline, TrialRecord
+from db.store import SqlStore
 from recommender.hardware import HardwareProfile
-from recommender.measurement import Measurement, Protocol
+from recommender.measurement import Measurement, MeasureStatus, Protocol
 from recommender.nearest import fastest
 from recommender.workload import digest_of
 from tilecore.tile_config import TileConfig
@@ -57,6 +60,39 @@ def result_of(trials: Sequence[TrialRecord], default: TileConfig, space_size: in
         by_status=dict(Counter(m.status.value for m in told.values())),
         space_size=space_size,
     )
+
+
+def partial_result(store: SqlStore, run: RunRecord) -> Mapping[str, Any]:
+    """Return what a run has found so far, in the form of its result."""
+    if run.is_finished and run.result is not None:
+        return run.result
+    if digest_of(run.workload.kernel) is not None:
+        default, size = TileConfig.of(run.spec["default"]), int(run.spec["space_size"])
+    else:
+        from recommender.space import SearchSpace
+        from tilecore import kernels  # what has ended needs none
+
+        definition = kernels.get(run.workload.kernel).on(run.hardware.kind)
+        space = SearchSpace.build(definition, dict(run.workload.problem), run.hardware)
+        default, size = definition.default_config(run.hardware.kind), len(space)
+    told = {(t.config_key, t.protocol): t for t in store.trials.outlines(run.id) if t.status}
+    shown = store.trials.some([t.id for t in _notable(list(told.values()), default)])
+    found = replace(
+        result_of(shown, default, size), trials=len(told),
+        by_status=dict(Counter(str(t.status) for t in told.values())),
+    )  # fmt: skip
+    return result_document(found, run, run.active_s)
+
+
+def _notable(told: Sequence[TrialOutline], default: TileConfig) -> Iterator[TrialOutline]:
+    """Yield the trials that a result shows: of the default, of the recommended, the fastest."""
+    named = {t.config_key for t in told if t.purpose == "recommended"}
+    author = dict(default.items_)
+    yield from (t for t in told if t.config_key in named or t.config == author)
+    good = [t for t in told if t.status == MeasureStatus.OK.value and t.time_s is not None]
+    confirmed = [t for t in good if t.protocol == Protocol.CONFIRM.value]
+    if good:
+        yield min(confirmed or good, key=lambda t: t.time_s or math.inf)
 
 
 def work_flop_of(run: RunRecord) -> float:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import structlog
@@ -251,7 +252,8 @@ class RunDriver:
             sent = sent_program(self._store, run)
             source = ProgramSource(sent.record.document, sent.table.default)
             self._workload = replace(run.workload, source=source)
-            return program_session(run.workload, sent.table, run.hardware, **common)
+            look = partial(sent.look_around, run.workload, run.hardware)
+            return program_session(run.workload, sent.table, run.hardware, look=look, **common)
         definition = kernels.get(run.workload.kernel).on(run.hardware.kind)
         space = SearchSpace.build(definition, dict(run.workload.problem), run.hardware)
         return kernel_session(run.workload, definition, run.hardware, space, **common)

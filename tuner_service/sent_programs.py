@@ -6,16 +6,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from db.records import ProgramRecord, RunRecord
 from db.store import SqlStore
 from recommender.hardware import HardwareProfile
-from tilecore.tile_config import KnobValue
+from recommender.workload import Workload
+from tilecore.errors import TileError
+from tilecore.tile_config import KnobValue, TileConfig
 from tuner_service.wiring import compile_target, program_desk
 
+log = structlog.get_logger()
 LIMIT_S = 60.0  # for all programs, and all shapes of one, that a request asks about
 
 if TYPE_CHECKING:
-    from recommender.program_table import ProgramTable
+    from recommender.program_table import ProgramTable, Rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +38,25 @@ class SentProgram:
     table: ProgramTable
     fixed: Mapping[str, KnobValue]
     unfit: Sequence[str]
+
+    def look_around(
+        self, workload: Workload, hardware: HardwareProfile, centres: Sequence[TileConfig],
+        also: Sequence[TileConfig],
+    ) -> Rows:  # fmt: skip
+        """Return what the table leaves out around some configs; nothing where that fails.
+
+        A run goes on without: its table is enough to search.
+        """
+        from recommender.program_table import Rows
+
+        try:
+            return program_desk().around(
+                self.record.document, dict(workload.problem), hardware, centres, also,
+                fixed=self.fixed, threads=workload.threads,
+            )  # fmt: skip
+        except TileError as error:
+            log.warning("not looked around the fastest", program=self.record.name, why=str(error))
+            return Rows()
 
 
 def look_at(

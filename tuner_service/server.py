@@ -40,6 +40,9 @@ class _Config(uvicorn.Config):
             log_config=None,  # its lines go where all go (log_lines)
             access_log=False,
             http=BoundedHeader,
+            # By default as long as httpx keeps connections: a request that comes when one is closed
+            # is answered by a reset.
+            timeout_keep_alive=settings.keep_alive_s,  # type: ignore[arg-type]  # a delay
             timeout_graceful_shutdown=CLOSING_S,
         )
         self.header_timeout_s = settings.header_timeout_s

@@ -71,6 +71,7 @@ class Settings(BaseSettings):
     max_in_flight: int = Field(128, ge=1)  # requests waiting for an answer; beyond: 503
     header_timeout_s: float = Field(10.0, gt=0)  # for the whole header of a request: then 408
     body_timeout_s: float = Field(30.0, gt=0)  # for its whole body
+    keep_alive_s: float = Field(75.0, gt=0)  # for the next request; clients give up before that
     stop_grace_s: float = Field(20.0, ge=0, le=3600)  # for requests under way; then they get 503
     max_streams: int = Field(64, ge=1)  # of events at once, for each process; beyond: 503
     answer_processes: int | None = Field(None, ge=0, le=64)  # None: see answer_desk; 0: none

@@ -95,11 +95,14 @@ class Study:
         parameters: values by name, numbers or texts.
         configurations: instead of parameters and conditions: these and no others.
         conditions: what every configuration keeps, as text: ``"rows * columns <= 4096"``.
+            Where more than 200,000 do, the search looks at a sample of them (``space.sample``) and
+            at what is around the fastest.
         default: measured first.
         problem: sizes and other fields; they tell how near earlier studies are.
         hardware: where it is measured; of a GPU the name that torch gives it.
         max_trials: how many configurations are measured at most.
-        strategy: "model", "evolutionary", "random" or "exhaustive".
+        strategy: "model", "evolutionary", "random" or "exhaustive" (of more than 200,000
+            configurations: of a sample, and of what is around the fastest).
         warm_start: whether it begins with what earlier studies found.
         seed: of the search.
         key: processes that give the same key, on whatever machine, share one study, and one that

@@ -98,7 +98,15 @@ class StudyOut(BaseModel):
     kernel: str | None = Field(description="of the library, whose knobs are the parameters")
     problem: dict[str, Any] | None
     learns_from: list[str] = Field(description="earlier studies, newest first")
-    space_size: int
+    space_size: int = Field(description="configurations")
+    space_size_is_estimate: bool = Field(
+        description="whether those that keep the conditions were too many to count"
+    )
+    sampled: int | None = Field(
+        description="of more than 200,000 configurations: how many the search looks at, besides "
+        "what is around the fastest; null: all"
+    )
+    notes: list[str] = Field(description="what is to be known of its search")
     trials: dict[str, int]
     best: StudyTrialOut | None
     created_by: str

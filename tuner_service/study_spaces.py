@@ -138,6 +138,7 @@ def described(space: ExternalSpace | KernelSpace) -> dict[str, Any]:
             **({} if listed is None else {"configurations": listed}),
             "default": None if space.default is None else dict(space.default),
             "size": len(space),
+            **({} if space.sample is None else _sampled(space)),
         }
     found = space.space
     return {
@@ -149,6 +150,11 @@ def described(space: ExternalSpace | KernelSpace) -> dict[str, Any]:
         "default": dict(space.default),
         "size": len(space),
     }
+
+
+def _sampled(space: ExternalSpace) -> dict[str, Any]:
+    assert space.sample is not None
+    return {"sampled": len(space.sample), "is_estimate": space.is_estimate}
 
 
 def rebuilt(store: SqlStore, stored: Mapping[str, Any], key: str) -> StudySpace:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from db.migrate import open_database
+from db.migrate import open_database, open_to_read
 from db.store import SqlStore
 from recommender.hardware import HardwareProfile, with_assumed_rates
 from recommender.hashed import Hashed
@@ -46,6 +46,11 @@ class Devices(Protocol):
 def open_store(settings: Settings) -> SqlStore:
     """Return the store; an embedded database is created or upgraded first."""
     return SqlStore(open_database(settings.url, busy_timeout_s=settings.database_timeout_s))
+
+
+def open_store_to_read(settings: Settings) -> SqlStore:
+    """Return the store for questions: with a warning also where nothing can be written."""
+    return SqlStore(open_to_read(settings.url, busy_timeout_s=settings.database_timeout_s))
 
 
 @functools.cache

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from db.storable import storable_text
+from tuner_service.errors import InvalidRequest
 
 LONGEST = 60  # characters of what was found
 EXPECTED = {  # by pydantic's type of an error; its context has the rest
@@ -73,3 +75,18 @@ def _shown(value: object) -> str:
         return f"a list of {len(value)}"
     text = repr(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text)} characters)"
+
+
+def in_utc(name: str, at: datetime | None) -> datetime | None:
+    """Return a time in UTC; one without an offset is in UTC already.
+
+    Raises:
+        InvalidRequest: there it is beyond the years that there are (SV901).
+    """
+    try:
+        if at is None or at.tzinfo is None:
+            return at and at.replace(tzinfo=UTC)
+        return at.astimezone(UTC)
+    except OverflowError as error:
+        expected = "a time from year 1 to year 9999 in UTC"
+        raise InvalidRequest(message=f"{name}: expected {expected}, found {at}") from error

@@ -62,7 +62,7 @@ def main() -> None:
     assert kills >= KILLS, f"expected {KILLS} kills or more, found {kills}"
 
 
-def run(folder: Path, *, repeats: float, storm: random.Random | None, logs: Path | None):  # type: ignore[no-untyped-def]
+def run(folder: Path, *, repeats: float, storm: random.Random | None, logs: Path | None):
     """Run the 300 trials; return the best config and what happened."""
     folder.mkdir()
     try:
@@ -75,7 +75,7 @@ def run(folder: Path, *, repeats: float, storm: random.Random | None, logs: Path
                 if storm is not None:
                     raging.rage(PLAN, lambda: site.run(run_id).is_finished)
                 done = site.wait_for_end(run_id, 1800)
-            asker.check(raging.struck_at, ASKED if storm is not None else 1)
+            asker.check(raging.strikes, ASKED if storm is not None else 1)
             wall_s = time.monotonic() - start
             assert site.queue(BODY, "chaos") == run_id
             say(f"{done.state} after {wall_s:.0f} s, {len(raging.blows)} blows")

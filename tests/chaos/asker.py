@@ -14,7 +14,7 @@ import httpx
 from recommender.space import SearchSpace
 from tests.chaos.site import Site
 from tests.chaos.stand_in import CONFIRM_SHARE, recorded_time_s
-from tests.chaos.storm import DATABASE_CUT
+from tests.chaos.storm import DATABASE_CUT, Strike
 from tilecore import kernels
 from tilecore.tile_config import TileConfig
 from tuner_service import wiring
@@ -68,7 +68,7 @@ class Asker:
         assert self._thread is not None
         self._thread.join(2 * PATIENCE_S)
 
-    def check(self, strikes: Sequence[tuple[str, float]], least: int) -> None:
+    def check(self, strikes: Sequence[Strike], least: int) -> None:
         """Check that all answers were right, and that errors were those of what was just struck."""
         assert not self.wrong, self.wrong[:5]
         for what in ("run", "recommendation"):
@@ -81,7 +81,11 @@ class Asker:
             if ask.status == 200:
                 well_at = ask.began_at
                 continue
-            blows = {k for k, at in strikes if well_at <= at <= ask.ended_at}
+            blows = {
+                strike.kind
+                for strike in strikes
+                if strike.began_at <= ask.ended_at and well_at <= strike.landed_at
+            }
             if not blows & CAUSES.get(ask.status, set()):
                 unexplained.append((ask, blows))
         assert not unexplained, unexplained[:5]

@@ -112,7 +112,7 @@ class StandInBench:
 class StandInMeasurer(TableMeasurer):
     """The same times at once and in this process: what an undisturbed run finds."""
 
-    def _times(self, request):  # type: ignore[no-untyped-def]
+    def _times(self, request):
         share = 1.0 if request.protocol.value == "screen" else CONFIRM_SHARE
         return (recorded_time_s(request.config) * share,) * 3
 

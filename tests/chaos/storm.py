@@ -22,6 +22,7 @@ PLAN = {
 }  # fmt: skip
 RECOVERY_S = 240.0
 CUT_S = (2.0, 8.0)
+OUTLIVED_S = 2.0  # what a killed process had started may still answer until its service ends it
 ACTORS = {"measure actor": "ray::MeasureActor", "compile actor": "ray::CompileActor"}
 
 
@@ -33,16 +34,25 @@ class Blow:
     recovery_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """What was struck, from when on, and until when all of it had ended or was cut off, in s."""
+
+    kind: str
+    began_at: float
+    landed_at: float
+
+
 @dataclass(slots=True)
 class Storm:
-    """Strikes a site; ``blows`` tells what happened, ``struck_at`` when it began."""
+    """Strikes a site; ``blows`` tells what came of each of the ``strikes``."""
 
     site: Site
     rng: random.Random
     say: Callable[[str], None] = lambda _text: None
     records: int = 2  # new ones after which the site counts as recovered
     blows: list[Blow] = field(default_factory=list)
-    struck_at: list[tuple[str, float]] = field(default_factory=list)
+    strikes: list[Strike] = field(default_factory=list)
 
     def rage(self, plan: Mapping[str, int], is_over: Callable[[], bool]) -> None:
         """Strike in random order, each time when the site works again: each kind once, then more.
@@ -53,11 +63,11 @@ class Storm:
             if is_over():
                 break
             before, start = self._records(), time.monotonic()
-            self.struck_at.append((kind, start))
             while not self._strike(kind):  # an actor that is not back yet, or nobody leads
                 assert not is_over(), f"{kind}: nothing to strike"
                 assert time.monotonic() - start < RECOVERY_S, f"{kind}: nothing to strike"
                 time.sleep(0.1)
+            self.strikes.append(Strike(kind, start, time.monotonic() + OUTLIVED_S))
             while self._records() < before + self.records and not is_over():
                 assert time.monotonic() - start < RECOVERY_S, f"no recovery after: {kind}"
                 time.sleep(0.1)

@@ -14,9 +14,11 @@ from db.store import SqlStore
 from recommender.prior import prior
 from recommender.workload import Workload
 from tests import postgres
+from tests.tuner_service.serving import TestClient
 from tests.tuner_service.table_measurer import HARDWARE, TOOLCHAIN
 from tilecore import kernels
 from tilecore.tile_config import digest
+from tuner_service.app import create_app
 from tuner_service.log_lines import configure_logging
 from tuner_service.settings import Settings
 from tuner_service.wiring import detected_host
@@ -59,6 +61,13 @@ def store(settings: Settings) -> Iterator[SqlStore]:
     store = SqlStore(open_database(settings.url, busy_timeout_s=5.0))
     yield store
     store.database.close()
+
+
+@pytest.fixture
+def client(settings: Settings, store: SqlStore) -> Iterator[TestClient]:
+    """A client of the service, who is answered also what fails in it."""
+    with TestClient(create_app(settings, store), raise_server_exceptions=False) as client:
+        yield client
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -21,12 +21,6 @@ from tuner_service.workplaces import HostWorkplace
 GEMM = {"kernel": "gemm", "problem": {"m": 64, "n": 64, "k": 64, "dtype": "float32"}}
 
 
-@pytest.fixture
-def client(settings, store):
-    with TestClient(create_app(settings, store), raise_server_exceptions=False) as client:
-        yield client
-
-
 def coordinate(store):
     """Let a coordinator of this host work until nothing is open."""
     host = wiring.host_profile(store)

@@ -39,12 +39,6 @@ def torn(N, block_N=64):
     return main
 
 
-@pytest.fixture
-def client(settings, store):
-    with TestClient(create_app(settings, store), raise_server_exceptions=False) as client:
-        yield client
-
-
 def wrong_problem(**changes):
     return GEMM | {"problem": GEMM["problem"] | changes}
 

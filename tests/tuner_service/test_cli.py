@@ -4,20 +4,26 @@ import io
 import json
 import os
 import re
+import resource
+import signal
 import socket
 import sqlite3
 import subprocess
 import sys
+import time
 from contextlib import closing
 from dataclasses import replace
+from datetime import timedelta, timezone
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 from sqlalchemy import make_url
 
-from db.errors import SchemaTooNew
+from db.errors import DatabaseAway, SchemaTooNew
 from db.migrate import HEAD, open_database
+from db.session import Database
+from db.store import SqlStore
 from recommender.measurement import Protocol
 from tests.tuner_service.table_measurer import TableMeasurer
 from tuner_service import wiring
@@ -483,3 +489,143 @@ def test_a_doubtful_time_is_told_of(cli, store, tuned):
         "doubtful: others took 56% of the cores while it was timed (default config, best found)",
         "doubtful: it was timed at another moment than the others (best found)",
     ]
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["runs"]])
+def test_output_that_has_no_room_is_told(tmp_path, arguments):
+    """It was an unexpected error, whose place in the code the log level shows."""
+    environment = os.environ | {"TILECORE_DATA_DIR": str(tmp_path)}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "tuner_service.cli", *arguments],
+            stdout=full, stderr=subprocess.PIPE, env=environment, text=True, check=False,
+        )  # fmt: skip
+    told = "error: No space left on device: what was to be written is not, or not whole"
+    assert (done.returncode, done.stderr.strip().splitlines()[0]) == (1, told)
+
+
+def _without_room():
+    """Let nothing be written into files, as where a disk is full."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+
+@pytest.mark.few(1)
+@pytest.mark.covering
+@pytest.mark.parametrize("command", ["recommend", "log", "runs"])
+def test_who_only_asks_needs_no_room_on_the_disk(settings, tuned, command):
+    """DB800: SQLite makes files beside the database even for who only reads."""
+    asked = ["--m", "64", "--n", "64", "--k", "64"]
+    arguments = {"recommend": ["gemm", *asked, "--json"], "log": asked, "runs": []}[command]
+    with closing(sqlite3.connect(settings.data_dir / "tilecore.db")) as file:
+        file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    for beside in settings.data_dir.glob("tilecore.db-*"):
+        beside.unlink()  # as it lies where nobody uses it
+    done = subprocess.run(
+        [sys.executable, "-m", "tuner_service", command, *arguments], text=True, check=False,
+        env=os.environ | {"TILECORE_DATA_DIR": str(settings.data_dir)},
+        capture_output=True, preexec_fn=_without_room,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    warning = "the database is only read, as it cannot be written"
+    assert done.stderr.startswith(warning)
+    assert "[DB80" in done.stderr
+    if command == "recommend":
+        assert json.loads(done.stdout)[0]["source"] == "measured"
+    else:
+        assert "64" in done.stdout
+
+
+def test_a_database_that_is_only_read_takes_no_changes(settings, tuned):
+    for how in ("mode=ro", "immutable=1"):
+        with closing(sqlite3.connect(settings.data_dir / "tilecore.db")) as file:
+            file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        store = SqlStore(Database(settings.url, only_read=how))
+        assert store.runs.list()[0].state == "SUCCEEDED"
+        with pytest.raises(DatabaseAway, match="readonly"):
+            store.keys.create("a", "reader")
+        store.database.close()
+
+
+def _interruptible():
+    """Undo what shells do to commands in the background, whose children ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def test_ctrl_c_while_modules_are_loaded_shows_no_traceback(tmp_path):
+    command = [sys.executable, "-m", "tuner_service", "runs"]
+    environment = os.environ | {"TILECORE_DATA_DIR": str(tmp_path)}
+    for _ in range(9):  # a busy machine may let it end before it is told to
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True,
+            preexec_fn=_interruptible,  # no thread of pytest's holds its locks
+        ) as process:  # fmt: skip
+            mapped = Path(f"/proc/{process.pid}/maps")
+            while "pydantic_core" not in mapped.read_text():  # among the first of what is loaded
+                assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+        if process.returncode != 0:
+            break
+    assert process.returncode in (-signal.SIGINT, 130)
+    assert (out, err) == ("", "")
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_while_workers_start_is_answered_at_once(tmp_path, times):
+    """For as long as they took to start, up to 30 s, nothing was said."""
+    log = tmp_path / "coordinator.log"
+    environment = os.environ | {"TILECORE_DATA_DIR": str(tmp_path), "TILECORE_EXECUTOR": "local"}
+    command = [sys.executable, "-m", "tuner_service", "tune", "gemm", "--m", "64", "--n", "64"]
+    with subprocess.Popen(
+        [*command, "--k", "64"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        env=environment, preexec_fn=_interruptible,
+    ) as process:  # fmt: skip
+        while not log.exists() or "leading" not in log.read_text():
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        told = [next(x for x in iter(process.stderr.readline, "") if "peaks" not in x)]
+        if times > 1:
+            process.send_signal(signal.SIGINT)
+        told += process.stderr.readlines()
+        process.wait()
+    assert process.returncode == 130
+    assert [line.strip() for line in told] == [
+        "stopping the workers (Ctrl-C again: they end by themselves)",
+        "stopped; the same command goes on where this one stopped",
+    ]
+
+
+def test_a_pipe_that_closes_early_is_told_by_the_status_alone(tmp_path):
+    """It was 1 where typer found out, and 141 elsewhere."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "tuner_service", "--help"], check=False,
+        stdout=writer, stderr=subprocess.PIPE, text=True,
+        env=os.environ | {"TILECORE_DATA_DIR": str(tmp_path)},
+    )  # fmt: skip
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+def test_times_of_the_log_keep_their_offset(cli, tuned):
+    """An offset was dropped without a word: the same digits were taken for UTC."""
+    begin = tuned.created_at - timedelta(minutes=1)
+    for hours in (2, -7):
+        there = begin.astimezone(timezone(timedelta(hours=hours))).isoformat(timespec="seconds")
+        assert "64x64x64" in cli("log", f"--since={there}")[1]
+        assert "no measurement" in cli("log", f"--until={there}")[1]
+    assert "64x64x64" in cli("log", "--since", begin.strftime("%Y-%m-%dT%H:%M:%S"))[1]
+    assert cli("log", "--since", "0001-01-01T00:00:00+14:00")[0] == 2
+
+
+@pytest.mark.parametrize("command", ["log", "measurements"])
+def test_a_kernel_that_nobody_knows_is_refused_by_the_log(cli, tuned, command):
+    """It was as one of which nothing is measured."""
+    status, _, err = cli(command, "--kernel", "gem")
+    assert (status, "TC501" in err, "did you mean `gemm`" in err) == (2, True, True)
+    assert "64x64x64" in cli(command, "--kernel", "gemm")[1]
+    for own in ("script:function", f"program:{'0' * 32}"):
+        assert "no measurement" in cli(command, "--kernel", own)[1]

@@ -88,6 +88,22 @@ def test_a_node_of_another_version_that_cannot_answer_is_refused(store, cluster)
     assert row.detail.endswith("AttributeError: no attribute '_describe'")
 
 
+def test_a_node_of_another_version_is_refused_and_says_what_differs(store, cluster):
+    """It was told as two toolchains, spelled out."""
+    store.save_hardware(HARDWARE)
+    digests = {"tilecore": "0123456789abcdef", "tvm": "0.27 (ffi 0.1.14.post1)"}
+    cluster.says = [(HARDWARE, replace(TOOLCHAIN, **digests, nvrtc="13.0"))]
+    for _ in range(3):
+        cluster.ask()
+    (row,) = store.nodes.list()
+    assert (row.state, row.detail) == (
+        "refused",
+        "it has tilecore 0123456789ab (the coordinator has table), "
+        "tvm 0.27 (ffi 0.1.14.post1) (the coordinator has none)",
+    )
+    assert not cluster._usable()
+
+
 def test_a_node_that_nobody_knows_and_cannot_answer_is_asked_less_and_less(store, cluster):
     cluster.says = [OSError("gone")] * 4
     delays = []

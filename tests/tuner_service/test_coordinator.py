@@ -1,6 +1,7 @@
 """The coordinator brings runs to their end, whatever happens to workers, leases and itself."""
 
 import re
+import signal
 import threading
 import time
 from dataclasses import replace
@@ -19,8 +20,9 @@ from db.store import SqlStore
 from recommender.measurement import MeasureStatus, Protocol, Toolchain
 from tests.tuner_service.table_measurer import HARDWARE, TOOLCHAIN, TableMeasurer
 from tuner_service.coordinator import Coordinator
-from tuner_service.jobs import partial_result
+from tuner_service.coordinator_main import run_coordinator
 from tuner_service.process import is_process_gone, process_name
+from tuner_service.report import partial_result
 from tuner_service.run_driver import Limits
 from tuner_service.station import Station
 from tuner_service.workplaces import HostWorkplace
@@ -105,6 +107,37 @@ def test_workers_that_are_away_are_told_of_once(store, queue_run):
     (away,) = [line for line in capture.entries if line["event"] == "workers away"]
     assert "head:6379" in away["why"]
     assert "ray start" in away["hint"]
+
+
+def test_one_that_is_told_to_end_waits_for_no_workers_to_start(settings, store, queue_run):
+    """Where Ray had just begun to start it took 28 s."""
+    run, has_begun, began = queue_run(), threading.Event(), time.monotonic()
+
+    def slow(_):
+        has_begun.set()
+        for _ in range(1200):  # a signal just before a sleep is seen when that ends
+            time.sleep(0.1)
+        return TableMeasurer()
+
+    def end():
+        assert has_begun.wait(60)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)
+
+    ends = signal.SIGTERM, signal.SIGINT
+    before = [signal.getsignal(number) for number in ends]
+    thread = threading.Thread(target=end)
+    thread.start()
+    try:
+        run_coordinator(
+            settings, store, until_idle=False, parent=None, workplace=HostWorkplace(HARDWARE, slow)
+        )
+    finally:
+        thread.join()
+        for number, handler in zip(ends, before, strict=True):
+            signal.signal(number, handler)
+    assert time.monotonic() - began < 60
+    assert not store.leader.current().is_alive
+    assert store.runs.get(run.public_id).state == "QUEUED"
 
 
 def test_no_more_runs_share_a_device_than_allowed(store, queue_run):

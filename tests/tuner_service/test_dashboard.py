@@ -364,6 +364,29 @@ def test_the_log_by_filter_and_in_pages(serve, store):
     assert "Distance" in near.texts("th")
 
 
+@pytest.mark.parametrize("conditions", [[], ["a + b + c + d < 150"]])
+def test_a_study_says_how_its_space_was_counted_and_where_it_ends(serve, conditions):
+    """Numbers that were counted were "about" so many, and `exhaustive` ended without a word."""
+    client = serve()
+    body = {
+        "name": "large", "parameters": {name: list(range(100)) for name in "abcd"},
+        "conditions": conditions, "strategy": "exhaustive",
+    }  # fmt: skip
+    study = client.post("/v1/studies", json=body).json()
+    assert study["space_size_is_estimate"] is bool(conditions)
+    (space,) = (
+        text
+        for text in read(client, f"/dashboard/studies/{study['id']}").texts("dd")
+        if "looked at" in text
+    )
+    assert space.startswith("about " if conditions else "100,000,000 configs")
+    told = f"exhaustive: it ends with {study['sampled']} configurations drawn at random"
+    assert told in space
+    assert study["notes"][0].startswith(told)
+    searched = client.post("/v1/studies", json=body | {"strategy": "model"}).json()
+    assert searched["notes"] == []
+
+
 def test_studies_and_one_of_them(serve, monkeypatch):
     client = serve()
     first = study_of(client, [5.0] * 9, "my kernel", problem={"m": 16})

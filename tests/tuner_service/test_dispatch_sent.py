@@ -10,7 +10,7 @@ import pytest
 import tilecore as tilelang
 from recommender.dispatch_question import DispatchQuestion
 from tests.recommender import user_programs as programs
-from tests.tuner_service.serving import LOCAL, TestClient
+from tests.tuner_service.serving import LOCAL
 from tests.tuner_service.test_app import GEMM, coordinate, problem
 from tests.tuner_service.test_cli import cli  # noqa: F401
 from tests.tuner_service.test_dispatch_programs import doubled_rows, here, product_is_right  # noqa: F401
@@ -18,7 +18,6 @@ from tests.tuner_service.test_programs import as_data, url  # noqa: F401
 from tilecore.dispatch_reader import load_table, read_table
 from tilecore.dispatcher import Dispatcher, StaleTable
 from tuner_service import answers, dispatch_sent
-from tuner_service.app import create_app
 from tuner_service.client import ServiceClient
 from tuner_service.dispatch_programs import dispatch_program
 from tuner_service.errors import Refused
@@ -30,12 +29,6 @@ FLOAT = {"dtype": "float32"}
 @pytest.fixture(scope="module")
 def matmul():
     return as_data(sizes={"M": 300, "N": 72, "K": 40}, **FLOAT)
-
-
-@pytest.fixture
-def client(settings, store):
-    with TestClient(create_app(settings, store), raise_server_exceptions=False) as client:
-        yield client
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from recommender.measurement import Protocol
 from tests.recommender import user_programs as programs
-from tests.tuner_service.serving import LOCAL, TestClient
+from tests.tuner_service.serving import LOCAL
 from tests.tuner_service.test_app import coordinate, problem
 from tests.tuner_service.test_cli import cli  # noqa: F401
 from tests.tuner_service.test_dispatch_programs import here, product_is_right  # noqa: F401
@@ -16,7 +16,6 @@ from tests.tuner_service.test_programs import as_data, url  # noqa: F401
 from tilecore.dispatch_reader import load_table, read_table
 from tilecore.dispatcher import Dispatcher
 from tuner_service.answer_desk import Answerer
-from tuner_service.app import create_app
 from tuner_service.client import ServiceClient
 from tuner_service.dispatch_answers import ORDER, WAITING, TuningOrder
 from tuner_service.dispatch_programs import dispatch_program
@@ -30,12 +29,6 @@ REQUEST = {
 }  # fmt: skip
 
 HUGE = {"problem": {"n": 1 << 20, "k": 1 << 20}, "sizes": {"m": [1 << 20, 1 << 19]}}
-
-
-@pytest.fixture
-def client(settings, store):
-    with TestClient(create_app(settings, store), raise_server_exceptions=False) as client:
-        yield client
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from recommender.dispatch import dispatch_table
 from recommender.errors import InvalidShapes
 from recommender.measurement import Protocol
 from recommender.shapes import Sizes
-from tests.tuner_service.serving import LOCAL, TestClient
+from tests.tuner_service.serving import LOCAL
 from tests.tuner_service.table_measurer import TableMeasurer
 from tests.tuner_service.test_app import problem
 from tests.tuner_service.test_cli import cli  # noqa: F401
@@ -18,7 +18,6 @@ from tilecore.dispatch_reader import load_table, read_table
 from tilecore.errors import TileError
 from tuner_service import dispatching, wiring
 from tuner_service.answer_desk import Answerer
-from tuner_service.app import create_app
 from tuner_service.client import ServiceClient
 from tuner_service.coordinator import Coordinator
 from tuner_service.dispatch_answers import TABLE
@@ -30,12 +29,6 @@ from tuner_service.run_driver import Limits
 from tuner_service.workplaces import HostWorkplace
 
 REQUEST = {"kernel": "gemm", "problem": {"n": 64, "k": 64}, "sizes": {"m": "1:64"}, "samples": 6}
-
-
-@pytest.fixture
-def client(settings, store):
-    with TestClient(create_app(settings, store), raise_server_exceptions=False) as client:
-        yield client
 
 
 # --- the command line -------------------------------------------------------------------------

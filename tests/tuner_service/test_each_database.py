@@ -6,9 +6,11 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import numpy as np
 import pytest
 
 from db.records import MeasurementQuery
+from recommender.external import ExternalSpace
 from recommender.hardware import HardwareProfile
 from tests.tuner_service.serving import TestClient, served
 from tests.tuner_service.test_app import GEMM, coordinate, problem
@@ -235,3 +237,55 @@ def test_a_cursor_goes_on_where_its_item_is_and_not_where_it_was(client, app):
         problem(client.get(f"{path}?limit=201"), 422, "SV901")
     gone = encode_cursor("hardware", [1])
     problem(client.get(f"/v1/hardware?cursor={gone}"), 422, "SV908")
+
+
+def test_a_study_of_billions_of_configurations(client, app):
+    """More than 200,000 were refused. Of so many a sample and what is around the best is seen."""
+    names, sizes = "abcdefghi", [2**i for i in range(13)]
+    body = {
+        "name": "large", "max_trials": 48, "conditions": ["a * b <= 65536", "c * d <= 65536"],
+        "parameters": dict.fromkeys(names, sizes), "default": dict.fromkeys(names, 1),
+    }  # fmt: skip
+
+    def time_of(config):
+        return 1.0 + sum(abs(np.log2(config[name]) - 4 - i / 2) for i, name in enumerate(names))
+
+    made = client.post("/v1/studies", json=body)
+    assert made.status_code == 201, made.text
+    study, url = made.json(), made.headers["location"]
+    assert study["space_size"] == 133**2 * 13**5 > 2**31
+    assert 50_000 < study["sampled"] <= 2**16
+    assert (study["space_size_is_estimate"], study["notes"]) == (False, [])
+    elsewhere = body["default"] | {"c": 16, "i": 4096}
+    told = [{"config": elsewhere, "repeats_us": [time_of(elsewhere)]}]
+    added = client.post(f"{url}/trials:add", json={"worker": "w", "trials": told})
+    assert added.status_code == 200, added.text
+    broken = [{"config": elsewhere | {"a": 4096, "b": 32}, "failure": "illegal"}]
+    refused = client.post(f"{url}/trials:add", json={"worker": "w", "trials": broken})
+    assert "one of the space" in problem(refused, 422, "RC610")["detail"]
+    asked = study_to_its_end(client, url, time_of)
+    assert asked[0] == body["default"]
+    assert len(asked) == len({tuple(config.values()) for config in asked}) == 48
+    assert all(c["a"] * c["b"] <= 65536 and c["c"] * c["d"] <= 65536 for c in asked)
+    space = ExternalSpace(dict.fromkeys(names, tuple(sizes)), tuple(body["conditions"]))
+    best = client.get(url).json()["best"]["config"]
+    assert best == min(asked, key=time_of)
+    assert not np.isin([space.find(config) for config in asked[16:]], space.sample).all()
+    again = client.post("/v1/studies", json=body | {"problem": {"n": 2}, "max_trials": 6})
+    assert again.json()["learns_from"] == [study["id"]]
+    warm = study_to_its_end(client, again.headers["location"], time_of)
+    assert min(map(time_of, warm)) <= min(map(time_of, asked))
+    page = client.get(f"/dashboard/studies/{study['id']}").text
+    assert "of them looked at" in page
+
+
+def study_to_its_end(client, url, time_of):
+    """Return what was asked for, in that order, and tell its times."""
+    asked = []
+    while given := client.post(f"{url}/trials:suggest", json={"worker": "w"}).json()["items"]:
+        for trial in given:
+            asked.append(trial["config"])
+            body = {"worker": "w", "repeats_us": [time_of(trial["config"])]}
+            told = client.post(f"{url}/trials/{trial['id']}:complete", json=body)
+            assert told.status_code == 200, told.text
+    return asked

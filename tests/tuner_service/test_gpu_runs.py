@@ -16,9 +16,10 @@ from tilecore.codegen.nvrtc import load_nvrtc
 from tuner_service.console import print_result
 from tuner_service.coordinator import Coordinator
 from tuner_service.errors import HardwareNotOffered, InvalidRequest, RunHeld
-from tuner_service.jobs import Effort, partial_result, submit
+from tuner_service.jobs import Effort, submit
 from tuner_service.offering import counted, offered
 from tuner_service.questions import answer, understand
+from tuner_service.report import partial_result
 from tuner_service.run_driver import Limits
 from tuner_service.watch import follow, why_held
 from tuner_service.wiring import host_toolchain, other_devices

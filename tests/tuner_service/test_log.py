@@ -5,12 +5,14 @@ import csv
 import io
 import json
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from recommender.measurement import Measurement, MeasureStatus, Protocol
 from recommender.recorded import RecordedSpace
+from recommender.workload import Workload
 from tests.tuner_service.conftest import gemm
 from tests.tuner_service.serving import TestClient
 from tests.tuner_service.table_measurer import HARDWARE, TOOLCHAIN
@@ -73,6 +75,15 @@ def test_filters_by_date_toolchain_and_program(client):
     assert items(client, "toolchain=unknown") == []
     assert len(items(client, "program=p1&m=64")) == 6
     assert items(client, "program=p2") == []
+
+
+def test_programs_of_scripts_are_found_by_their_names(client, store):
+    """What `@tilelang.autotune` measures is filed under script:function: a 404 (TC501)."""
+    (m,) = store.measurements(kernel="gemm", limit=1)
+    store.add(replace(m, workload=Workload.of("script:function", {"A[0]": 64})))
+    found = items(client, "kernel=script:function")
+    assert [i["kernel"] for i in found] == ["script:function"]
+    assert items(client, "kernel=script:another") == []
 
 
 def test_near_and_winners(client):
@@ -183,7 +194,7 @@ def test_the_command_line_writes_files(tilecore, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("log", "--kernel", "nope"), "no measurement in the tuning log"),
+        (("log", "--kernel", "softmax"), "no measurement in the tuning log"),
         (("runs", "--created-by", "nobody"), "no tuning run"),
         (("keys", "list"), "no API keys"),
         (("model", "list"), "no cost model"),

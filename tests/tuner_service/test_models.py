@@ -59,12 +59,6 @@ def bad(measurements):
     return bytes(xgboost.train({"max_depth": 4, "nthread": 1}, matrix, 20).save_raw("json"))
 
 
-@pytest.fixture
-def client(settings, store):
-    with TestClient(create_app(settings, store), raise_server_exceptions=False) as client:
-        yield client
-
-
 @pytest.mark.exhaustive
 def test_a_model_of_gpus_is_another_one(client, store):
     recorded = [m for m in read_results(RECORDED) if m.workload.kernel == "attention"]

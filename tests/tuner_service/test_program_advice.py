@@ -258,3 +258,12 @@ def test_bad_command_lines(cli, tmp_path, case):  # noqa: F811
     assert status == 2
     assert err.startswith(f"error: {code}"), err
     assert "Traceback" not in err
+
+
+def test_a_file_with_null_bytes_is_named(cli, tmp_path):  # noqa: F811
+    """It said of no file that source code cannot contain them."""
+    path = tmp_path / "nulls.py"
+    path.write_bytes(b"x = 1\ny = 2\0\n")
+    status, _, err = cli("recommend", f"{path}:f")
+    assert status == 2
+    assert f"--> {path}:2" in err

@@ -49,12 +49,6 @@ def matmul():
 
 
 @pytest.fixture
-def client(settings, store):
-    with TestClient(create_app(settings, store), raise_server_exceptions=False) as client:
-        yield client
-
-
-@pytest.fixture
 def sent(client, matmul):
     """The digest of a stored program."""
     response = client.post("/v1/programs", content=matmul.to_bytes(), headers=JSON)
@@ -145,6 +139,31 @@ def test_a_run_of_a_program_and_what_it_leaves_in_the_log(client, store, sent):
     assert [t.split("kernel=")[1][:9] for t in told] == ['"program"']
     partial = client.get(f"/v1/tuning-runs/{run['id']}/result").json()
     assert partial["result"]["best"]["config"] == best
+
+
+def test_a_run_of_a_program_gets_beyond_a_thinned_space(client, store):
+    """Of more than 200,000 combinations a run only ever saw every other value."""
+    by_8 = tuple(range(8, 521, 8))
+    space = dict.fromkeys(("block_M", "block_N", "block_K"), by_8)
+    asked = question_of(programs.matmul, (), SIZES, space=space)
+    data = portable(asked, load_profile("avx512"))
+    assert client.post("/v1/programs", content=data.to_bytes(), headers=JSON).status_code == 201
+    asked = {"program": data.digest, "problem": SIZES}
+    notes = client.post("/v1/recommendations", json=asked).json()["notes"]
+    assert any(note.startswith("looked at ") for note in notes)
+    run = client.post("/v1/tuning-runs", json=asked | {"max_trials": 40})
+    assert run.status_code == 202, run.text
+    coordinate(store)
+    found = client.get(run.headers["location"]).json()
+    assert found["state"] == "SUCCEEDED", found["error"]
+    desk, record, host = (
+        wiring.program_desk(),
+        store.programs.get(data.digest),
+        wiring.host_profile(store),
+    )
+    table = desk.table(record.digest, record.document, SIZES, host, wiring.compile_target(host))
+    tried = [t.config for t in store.trials.of_run(store.runs.get(found["id"]).id)]
+    assert set(tried) - set(table.configs)
 
 
 def test_a_program_is_compiled_checked_and_timed_by_sandboxed_workers(client, store, settings):

@@ -13,14 +13,12 @@ from rich.console import Console
 from sqlalchemy import event
 
 from recommender.hardware import HardwareProfile
-from recommender.measurement import Toolchain
-from tests.tuner_service.serving import TestClient
+from recommender.measurement import Protocol, Toolchain
 from tests.tuner_service.table_measurer import TableMeasurer
 from tests.tuner_service.test_app import GEMM, coordinate, problem
 from tests.tuner_service.test_cli import cli  # noqa: F401  a fixture
 from tilecore import kernels
 from tuner_service import wiring
-from tuner_service.app import create_app
 from tuner_service.console import print_group, print_nodes, print_runs
 from tuner_service.coordinator import Coordinator
 from tuner_service.jobs import Effort, submit
@@ -29,12 +27,6 @@ from tuner_service.run_driver import Limits
 from tuner_service.watch import is_led
 from tuner_service.workload_file import read_workloads
 from tuner_service.workplaces import HostWorkplace
-
-
-@pytest.fixture
-def client(settings, store):
-    with TestClient(create_app(settings, store), raise_server_exceptions=False) as client:
-        yield client
 
 
 def shape(m, **changes):
@@ -109,23 +101,40 @@ def test_the_trials_of_a_group_are_counted_together(client, store, queue_run):
     assert counts[0] == counts[1] > 0
 
 
-def test_a_run_of_other_code_is_not_extended(client, store, queue_run):
-    """It was queued again, failed at once, and its result was gone."""
-    older = Toolchain(tilecore="older", tvm="x", llvm="y")
-    run = queue_run(toolchain=older, group="g-old")
-    epoch = store.leader.acquire("me", 60)
-    store.runs.finish(run.id, epoch, "SUCCEEDED", result={"best": {"latency_us": 1.0}})
-    for url in (f"/v1/tuning-runs/{run.public_id}", "/v1/run-groups/g-old"):
-        told = problem(client.post(f"{url}:extend", json={"trials": 3}), 409, "SV912")
-        assert "toolchain" in told["detail"]
-    assert store.runs.get(run.public_id) == replace(
-        run, state="SUCCEEDED", result={"best": {"latency_us": 1.0}},
-        finished_at=store.runs.get(run.public_id).finished_at,
-    )  # fmt: skip
+@pytest.mark.parametrize("more", [{"trials": 3}, {"seconds": 30}])
+def test_a_run_that_other_code_ended_begins_again_when_it_is_extended(client, store, cli, more):  # noqa: F811
+    """It was refused (SV912), and before that queued to fail at once, its result gone."""
+    older, host = Toolchain(tilecore="older", tvm="x", llvm="y"), wiring.host_profile(store)
+    made = client.post("/v1/tuning-runs:batch", json={"runs": [shape(64, max_trials=5)]})
+    run, group = store.runs.get(made.json()["runs"][0]["id"]), made.headers["location"]
+    Coordinator(
+        store, toolchain=older, limits=Limits(poll_s=0.01), until_idle=True,
+        workplace=HostWorkplace(host, lambda _: TableMeasurer(host, toolchain=older)),
+    ).run()  # fmt: skip
+    done, known = store.runs.get(run.public_id), store.count_measurements()
+    assert (done.state, done.toolchain, done.result["trials"]) == ("SUCCEEDED", older, known)
+    url = f"/v1/tuning-runs/{run.public_id}"
+    grown = client.post(f"{url}:extend", json=more)  # of the seconds alone no trial is left
+    assert (grown.status_code, grown.json()["state"]) == (202, "QUEUED")
+    assert grown.json()["result"] == client.get(url).json()["result"] is not None
+    status, out, _ = cli("run", "extend", group.rsplit("/", 1)[1], "--trials", "1")
+    told = f"{run.public_id}: an earlier version of the code measured it; it begins again, with all"
+    assert (status, told in out) == (0, True), out
+    coordinate(store)
+    found, trials = store.runs.get(run.public_id), store.trials.of_run(run.id)
+    assert found.state == "SUCCEEDED"
+    assert {t.measurement.toolchain for t in trials} == {found.toolchain} != {older}
+    screened = sum(t.protocol is Protocol.SCREEN for t in trials)
+    assert screened == 5 + 1 + more.get("trials", 0)
+    assert store.count_measurements() == known + len(trials)  # what was measured stays
+    best = done.result["best"]["config"]
+    assert best in [dict(t.config.items_) for t in trials]
+    status, out, _ = cli("run", "extend", run.public_id, "--trials", "1")
+    assert (status, "begins again" in out) == (0, False)
 
 
 def test_an_extension_is_answered_again_after_an_upgrade(client, store, queue_run):
-    """The client whose answer got lost was told 409 SV912: of what had been done."""
+    """The client whose answer got lost was told 409: of what had been done."""
     older = Toolchain(tilecore="older", tvm="x", llvm="y")
     run = queue_run(toolchain=older, group="g-old")
     urls, key = (f"/v1/tuning-runs/{run.public_id}", "/v1/run-groups/g-old"), "Idempotency-Key"

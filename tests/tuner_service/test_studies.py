@@ -30,12 +30,6 @@ STUDY = {
 }
 
 
-@pytest.fixture
-def client(settings, store):
-    with TestClient(create_app(settings, store), raise_server_exceptions=False) as client:
-        yield client
-
-
 def ask(client, url, count=1, worker="w1", **more):
     answer = client.post(f"{url}/trials:suggest", json={"worker": worker, "count": count, **more})
     assert answer.status_code == 200, answer.text
@@ -223,7 +217,7 @@ BAD = {
     "none listed": ({"name": "x", "configurations": []}, "SV901"),
     "threads": (STUDY | {"threads": 2}, "SV901"),
     "empty": (STUDY | {"conditions": ["BM < 0"], "default": None}, "RC610"),
-    "huge": ({"name": "x", "parameters": {f"p{i}": list(range(99)) for i in range(9)}}, "RC610"),
+    "huge": ({"name": "x", "parameters": {f"p{i}": list(range(99)) for i in range(10)}}, "RC610"),
     "nested": ({"name": "x", "parameters": {"p": [[1]]}}, "SV901"),
     "values too deep": (t1_of(Values="-" * 5_000 + "1"), "RC610"),
     "values far too deep": (t1_of(Values="-" * 60_000 + "1"), "RC610"),

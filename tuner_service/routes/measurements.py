@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from itertools import chain
 from typing import Annotated, Any, Literal
 
@@ -14,14 +13,12 @@ from pydantic import AwareDatetime, BeforeValidator
 
 from db.records import MAX_INTEGER, MeasurementQuery, MeasurementRecord
 from recommender.measurement import MeasureStatus, Protocol
-from recommender.workload import digest_of
 from tilecore import kernels
 from tilecore.kernels.definition import MAX_DIMENSION
 from tilecore.tile_config import digest
-from tuner_service.errors import InvalidRequest
 from tuner_service.hardware import find_hardware
 from tuner_service.problems import documented
-from tuner_service.questions import near_workload
+from tuner_service.questions import logged_kernel, near_workload
 from tuner_service.routes.context import (
     BIGINT,
     CreatedBy,
@@ -32,6 +29,7 @@ from tuner_service.routes.context import (
     encode_cursor,
 )
 from tuner_service.schemas import MAX_THREADS, MeasurementOut, MeasurementPage
+from tuner_service.wording import in_utc
 
 router = APIRouter(tags=["measurements"])
 Name = Annotated[str | None, Query(max_length=200)]
@@ -82,10 +80,8 @@ def log_query(
     ] = None,
 ) -> MeasurementQuery:
     """Return what a request asks of the log."""
-    if kernel is not None and digest_of(kernel) is None:
-        kernel = kernels.get(kernel).name
     return MeasurementQuery(
-        kernel=kernel,
+        kernel=None if kernel is None else logged_kernel(kernel),
         workload_key=workload,
         dtype=dtype,
         m=m,
@@ -99,21 +95,13 @@ def log_query(
         program_digest=program,
         run=None if run is None else store.runs.get(run).public_id,
         created_by=created_by,
-        since=_in_utc("since", since),
-        until=_in_utc("until", until),
+        since=in_utc("since", since),
+        until=in_utc("until", until),
         near=None if near is None else near_workload(kernel, near),
         near_count=near_count,
         best_first=best,
         winners=best_per is not None,
     )
-
-
-def _in_utc(name: str, at: datetime | None) -> datetime | None:
-    try:
-        return None if at is None else at.astimezone(UTC)
-    except OverflowError as error:
-        expected = "a time from year 1 to year 9999 in UTC"
-        raise InvalidRequest(message=f"{name}: expected {expected}, found {at}") from error
 
 
 LogQuery = Annotated[MeasurementQuery, Depends(log_query)]

@@ -14,11 +14,12 @@ from db.records import RunRecord
 from db.store import SqlStore
 from tilecore.errors import TileError
 from tuner_service.errors import FaultyParts, is_of_request
-from tuner_service.jobs import Effort, change_group, check_offered, extend_group, submit_group
+from tuner_service.jobs import Effort, check_offered, submit_group
 from tuner_service.problems import documented
 from tuner_service.questions import Question
 from tuner_service.routes.context import AppAnswers, AppSettings, IdempotencyKey, Sender, Store
 from tuner_service.routes.tuning_runs import all_to_wire, understood
+from tuner_service.run_changes import change_group, extend_group
 from tuner_service.schemas import Amendment, Extension, RunGroupOut, TuningRunBatch
 from tuner_service.sent_programs import LIMIT_S
 from tuner_service.settings import Settings

@@ -226,11 +226,24 @@ def _one_to_wire(
         problem=study.space.get("problem"),
         learns_from=study.space.get("learns_from", []),
         space_size=study.space["size"],
+        space_size_is_estimate=study.space.get("is_estimate", "sampled" in study.space),
+        sampled=study.space.get("sampled"),
+        notes=_notes(study),
         trials=dict(counts),
         best=None if best is None else _trial(best),
         created_by=study.created_by,
         created_at=study.created_at,
     )
+
+
+def _notes(study: StudyRecord) -> list[str]:
+    sampled = study.space.get("sampled")
+    if sampled is None or study.strategy != "exhaustive":
+        return []
+    return [
+        f"exhaustive: it ends with {sampled} configurations drawn at random and what is around "
+        f"the fastest of them, not with all {study.space['size']}"
+    ]
 
 
 def _trial(trial: StudyTrial) -> StudyTrialOut:

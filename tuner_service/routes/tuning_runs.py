@@ -15,9 +15,10 @@ from db.errors import DatabaseLocked, DatabaseUnreachable
 from db.records import RunRecord, TrialRecord
 from db.store import SqlStore
 from tuner_service.answering import asked
-from tuner_service.jobs import Effort, extend, partial_result, submit
+from tuner_service.jobs import Effort, submit
 from tuner_service.problems import documented
 from tuner_service.questions import Question
+from tuner_service.report import partial_result
 from tuner_service.routes.context import (
     BIGINT,
     AppAnswers,
@@ -31,6 +32,7 @@ from tuner_service.routes.context import (
     Streams,
     page_of,
 )
+from tuner_service.run_changes import extend
 from tuner_service.schemas import (
     Amendment,
     Extension,
