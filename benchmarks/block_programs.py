@@ -29,9 +29,9 @@ def added(rows: int, columns: int, m: int = M, n: int = N) -> PrimFunc:
 
     @T.prim_func
     def main(
-        A: T.Tensor((m, n), "float32"),  # type: ignore[valid-type]
-        B: T.Tensor((m, n), "float32"),  # type: ignore[valid-type]
-        C: T.Tensor((m, n), "float32"),  # type: ignore[valid-type]
+        A: T.Tensor((m, n), "float32"),
+        B: T.Tensor((m, n), "float32"),
+        C: T.Tensor((m, n), "float32"),
     ) -> None:
         with T.Kernel(T.ceildiv(n, columns), T.ceildiv(m, rows), threads=128) as (bx, by):
             a = T.alloc_shared((rows, columns), "float32")
@@ -51,9 +51,9 @@ def swiglu(rows: int, columns: int, m: int, n: int) -> PrimFunc:
 
     @T.prim_func
     def main(
-        X: T.Tensor((m, n), "float32"),  # type: ignore[valid-type]
-        Y: T.Tensor((m, n), "float32"),  # type: ignore[valid-type]
-        Z: T.Tensor((m, n), "float32"),  # type: ignore[valid-type]
+        X: T.Tensor((m, n), "float32"),
+        Y: T.Tensor((m, n), "float32"),
+        Z: T.Tensor((m, n), "float32"),
     ) -> None:
         with T.Kernel(T.ceildiv(n, columns), T.ceildiv(m, rows), threads=128) as (bx, by):
             for i, j in T.Parallel(rows, columns):
@@ -69,7 +69,7 @@ def moved(rows: int, columns: int, source: str, target: str) -> PrimFunc:
     """Return a conversion in blocks."""
 
     @T.prim_func
-    def main(X: T.Tensor((M, N), source), Y: T.Tensor((M, N), target)) -> None:  # type: ignore[valid-type]
+    def main(X: T.Tensor((M, N), source), Y: T.Tensor((M, N), target)) -> None:
         with T.Kernel(T.ceildiv(N, columns), T.ceildiv(M, rows), threads=128) as (bx, by):
             x = T.alloc_fragment((rows, columns), source)
             T.copy(X[by * rows, bx * columns], x)
@@ -82,7 +82,7 @@ def transposed(rows: int, columns: int) -> PrimFunc:
     """Return a transposition by tiles."""
 
     @T.prim_func
-    def main(X: T.Tensor((M, N), "float32"), Y: T.Tensor((N, M), "float32")) -> None:  # type: ignore[valid-type]
+    def main(X: T.Tensor((M, N), "float32"), Y: T.Tensor((N, M), "float32")) -> None:
         with T.Kernel(T.ceildiv(N, columns), T.ceildiv(M, rows), threads=128) as (bx, by):
             x = T.alloc_shared((rows, columns), "float32")
             y = T.alloc_shared((columns, rows), "float32")
@@ -98,7 +98,7 @@ def summed(rows: int, columns: int, along: int) -> PrimFunc:
     """Return sums along an axis, block by block of the other one."""
 
     @T.prim_func
-    def main(X: T.Tensor((M, N), "float32"), Y: T.Tensor((N,), "float32")) -> None:  # type: ignore[valid-type]
+    def main(X: T.Tensor((M, N), "float32"), Y: T.Tensor((N,), "float32")) -> None:
         kept, steps = (columns, T.ceildiv(M, rows)) if along == 0 else (rows, T.ceildiv(N, columns))
         with T.Kernel(T.ceildiv(N, kept), threads=128) as b:
             x = T.alloc_fragment((rows, columns), "float32")

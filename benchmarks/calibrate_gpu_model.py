@@ -192,7 +192,7 @@ def learn(paths: Sequence[Path], hardware: HardwareProfile) -> None:
     for title, constants in (("fitted", DEFAULT_GPU_CONSTANTS), ("by hand", BY_HAND)):
         for kernel in sorted({m.workload.kernel for m in measured}):
             with (
-                patch("recommender.analytic.gpu_terms", partial(gpu_terms, constants=constants)),
+                patch("recommender.gpu_model.gpu_terms", partial(gpu_terms, constants=constants)),
                 suppress(NotEnoughMeasurements),
             ):
                 outcome = train(measured, kernels.get(kernel), family=hardware.family)

@@ -35,9 +35,9 @@ def by_row(rows: Any) -> Any:
 
     @T.prim_func
     def scale(
-        X: T.Tensor((rows, COLUMNS), "float32"),  # type: ignore[valid-type]
-        W: T.Tensor((COLUMNS,), "float32"),  # type: ignore[valid-type]
-        Y: T.Tensor((rows, COLUMNS), "float32"),  # type: ignore[valid-type]
+        X: T.Tensor((rows, COLUMNS), "float32"),
+        W: T.Tensor((COLUMNS,), "float32"),
+        Y: T.Tensor((rows, COLUMNS), "float32"),
     ) -> None:
         with T.Kernel(rows) as i:
             for j in T.Parallel(COLUMNS):
@@ -52,9 +52,9 @@ def by_number() -> Any:
 
     @T.prim_func
     def scale(
-        X: T.StridedTensor((rows, COLUMNS), (step, 1), "float32"),  # type: ignore[valid-type]
+        X: T.StridedTensor((rows, COLUMNS), (step, 1), "float32"),
         factor: T.float32,
-        Y: T.Tensor((rows, COLUMNS), "float32"),  # type: ignore[valid-type]
+        Y: T.Tensor((rows, COLUMNS), "float32"),
     ) -> None:
         with T.Kernel(rows) as i:
             for j in T.Parallel(COLUMNS):

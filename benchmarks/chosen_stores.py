@@ -43,8 +43,8 @@ def running() -> PrimFunc:
 
     @T.prim_func
     def main(
-        A: T.Tensor((64, M * N // 64), "float32"),  # type: ignore[valid-type]
-        B: T.Tensor((64, M * N // 64), "float32"),  # type: ignore[valid-type]
+        A: T.Tensor((64, M * N // 64), "float32"),
+        B: T.Tensor((64, M * N // 64), "float32"),
     ) -> None:
         with T.Kernel(M * N // 64 // 64, threads=128) as bx:
             x = T.alloc_fragment((64, 64), "float32")
@@ -60,8 +60,8 @@ def masked() -> PrimFunc:
 
     @T.prim_func
     def main(
-        A: T.Tensor((M, N), "float32"),  # type: ignore[valid-type]
-        B: T.Tensor((M, N), "float32"),  # type: ignore[valid-type]
+        A: T.Tensor((M, N), "float32"),
+        B: T.Tensor((M, N), "float32"),
     ) -> None:
         with T.Kernel(M // 8, threads=128) as b:
             x = T.alloc_fragment((8, N), "float32")
@@ -87,8 +87,8 @@ def leaky() -> PrimFunc:
 
     @T.prim_func
     def main(
-        A: T.Tensor((M, N), "float32"),  # type: ignore[valid-type]
-        B: T.Tensor((M, N), "float32"),  # type: ignore[valid-type]
+        A: T.Tensor((M, N), "float32"),
+        B: T.Tensor((M, N), "float32"),
     ) -> None:
         with T.Kernel(N // 128, M // 32, threads=128) as (bx, by):
             x = T.alloc_fragment((32, 128), "float32")

@@ -48,9 +48,9 @@ def quickstart() -> PrimFunc:
 
     @T.prim_func
     def gemm_relu(
-        A: T.Tensor((M, K), "float16"),  # type: ignore[valid-type]
-        B: T.Tensor((K, N), "float16"),  # type: ignore[valid-type]
-        C: T.Tensor((M, N), "float16"),  # type: ignore[valid-type]
+        A: T.Tensor((M, K), "float16"),
+        B: T.Tensor((K, N), "float16"),
+        C: T.Tensor((M, N), "float16"),
     ) -> None:
         with T.Kernel(T.ceildiv(N, block_N), T.ceildiv(M, block_M), threads=128) as (bx, by):
             A_shared = T.alloc_shared((block_M, block_K), "float16")
@@ -75,10 +75,10 @@ def attention() -> PrimFunc:
 
     @T.prim_func
     def flash_attention(
-        Q: T.Tensor(shape, "float16"),  # type: ignore[valid-type]
-        K: T.Tensor(shape, "float16"),  # type: ignore[valid-type]
-        V: T.Tensor(shape, "float16"),  # type: ignore[valid-type]
-        Output: T.Tensor(shape, "float16"),  # type: ignore[valid-type]
+        Q: T.Tensor(shape, "float16"),
+        K: T.Tensor(shape, "float16"),
+        V: T.Tensor(shape, "float16"),
+        Output: T.Tensor(shape, "float16"),
     ) -> None:
         with T.Kernel(T.ceildiv(length, block_M), heads, 1, threads=128) as (bx, by, bz):
             Q_shared = T.alloc_shared((block_M, dim), "float16")
@@ -197,9 +197,9 @@ def call_overhead_us(calls: int = 20_000, rounds: int = 7) -> dict[str, float]:
 
     @T.prim_func
     def add(
-        A: T.Tensor((64,), "float32"),  # type: ignore[valid-type]
-        B: T.Tensor((64,), "float32"),  # type: ignore[valid-type]
-        C: T.Tensor((64,), "float32"),  # type: ignore[valid-type]
+        A: T.Tensor((64,), "float32"),
+        B: T.Tensor((64,), "float32"),
+        C: T.Tensor((64,), "float32"),
     ) -> None:
         with T.Kernel(1):
             for i in T.Parallel(64):

@@ -74,9 +74,70 @@ class Language(nn.Module):
         return F.cross_entropy(logits.float().flatten(0, 1), wanted.flatten())
 
 
+class Neighbours(nn.Module):
+    """A layer of a graph network: the mean of what edges lead from (GraphSAGE)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.own, self.others = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> Any:
+        """Return a row for each node."""
+        counts = x.new_zeros(len(x)).index_add(0, targets, x.new_ones(len(sources)))
+        total = torch.zeros_like(x).index_add(0, targets, x[sources])
+        return F.relu(self.own(x) + self.others(total / counts.clamp_min(1)[:, None]))
+
+
+class Attending(nn.Module):
+    """A layer of a graph network: what edges lead from, by weights of each head (GAT)."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, width)
+        self.source, self.target = (
+            nn.Parameter(torch.randn(heads, width // heads) / 8) for _ in range(2)
+        )
+
+    def forward(self, x: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> Any:
+        """Return a row for each node."""
+        h = self.inner(x).view(len(x), *self.source.shape)
+        scores = (h * self.source).sum(-1)[sources] + (h * self.target).sum(-1)[targets]
+        weights = F.leaky_relu(scores, 0.2).exp()
+        total = h.new_zeros(h.shape[:2]).index_add(0, targets, weights)
+        found = torch.zeros_like(h).index_add(0, targets, h[sources] * weights[..., None])
+        return (found / (total[..., None] + 1e-9)).flatten(1)
+
+
+class Words(nn.Module):
+    """The first layer of a model of language: the sum of three tables' rows, normalised (BERT)."""
+
+    def __init__(self, words: int, width: int) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(n, width) for n in (words, 512, 2))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, ids: torch.Tensor, places: torch.Tensor, kinds: torch.Tensor) -> torch.Tensor:
+        """Return a row for each word."""
+        given = zip(self.tables, (ids, places, kinds), strict=True)
+        word, place, kind = (table(i) for table, i in given)
+        return F.gelu(self.norm(word + place + kind))
+
+
+def graphs_and_words() -> dict[str, Case]:
+    """Return models that read rows which integers name, by name."""
+    nodes, edges = torch.randn(20_000, 64), torch.randint(0, 20_000, (2, 200_000))
+    ids = torch.randint(0, 30_000, (8, 256))
+    places = torch.arange(256).expand(8, -1).contiguous()
+    return {
+        "graph, mean of neighbours 20000x64, 200000 edges": (Neighbours(64), (nodes, *edges)),
+        "graph, attention of 4 heads 20000x64, 200000 edges": (Attending(64, 4), (nodes, *edges)),
+        "words 8x256x768 of 30000": (Words(30_000, 768), (ids, places, ids % 2)),
+    }
+
+
 def cases() -> dict[str, Case]:
     """Return models and what they are called with, by name."""
-    found: dict[str, Case] = {}
+    found: dict[str, Case] = graphs_and_words()
     for dtype in torch.float32, torch.bfloat16:
         name = str(dtype).removeprefix("torch.")
         x, wide = torch.randn(2, 256, 512), torch.randn(256, 1024)

@@ -17,11 +17,11 @@ def int4_rows(m: int, n: int, k: int, group: int, block_m: int, dtype: str = FLO
 
     @T.prim_func
     def main(
-        A: T.Tensor((m, k), dtype),  # type: ignore[valid-type]
-        W: T.Tensor((n, k // 2), "uint8"),  # type: ignore[valid-type]
-        S: T.Tensor((n, k // group), FLOAT),  # type: ignore[valid-type]
-        Z: T.Tensor((n, k // group), FLOAT),  # type: ignore[valid-type]
-        C: T.Tensor((m, n), FLOAT),  # type: ignore[valid-type]
+        A: T.Tensor((m, k), dtype),
+        W: T.Tensor((n, k // 2), "uint8"),
+        S: T.Tensor((n, k // group), FLOAT),
+        Z: T.Tensor((n, k // group), FLOAT),
+        C: T.Tensor((m, n), FLOAT),
     ) -> None:
         with T.Kernel(T.ceildiv(n, block_n), T.ceildiv(m, block_m), threads=128) as (bx, by):
             a = T.alloc_shared((block_m, block_k), dtype)
@@ -49,11 +49,11 @@ def int4_words(m: int, n: int, k: int, group: int, block_m: int) -> PrimFunc:
 
     @T.prim_func
     def main(
-        A: T.Tensor((m, k), FLOAT),  # type: ignore[valid-type]
-        W: T.Tensor((k // 8, n), "int32"),  # type: ignore[valid-type]
-        S: T.Tensor((k // group, n), FLOAT),  # type: ignore[valid-type]
-        Z: T.Tensor((k // group, n // 8), "int32"),  # type: ignore[valid-type]
-        C: T.Tensor((m, n), FLOAT),  # type: ignore[valid-type]
+        A: T.Tensor((m, k), FLOAT),
+        W: T.Tensor((k // 8, n), "int32"),
+        S: T.Tensor((k // group, n), FLOAT),
+        Z: T.Tensor((k // group, n // 8), "int32"),
+        C: T.Tensor((m, n), FLOAT),
     ) -> None:
         with T.Kernel(T.ceildiv(n, block_n), T.ceildiv(m, block_m), threads=128) as (bx, by):
             a = T.alloc_shared((block_m, block_k), FLOAT)
@@ -82,9 +82,9 @@ def depthwise_nhwc(n: int, h: int, w: int, c: int, stride: int, block_w: int = 8
 
     @T.prim_func
     def main(
-        X: T.Tensor((n, h, w, c), FLOAT),  # type: ignore[valid-type]
-        F: T.Tensor((3, 3, c), FLOAT),  # type: ignore[valid-type]
-        Y: T.Tensor((n, oh, ow, c), FLOAT),  # type: ignore[valid-type]
+        X: T.Tensor((n, h, w, c), FLOAT),
+        F: T.Tensor((3, 3, c), FLOAT),
+        Y: T.Tensor((n, oh, ow, c), FLOAT),
     ) -> None:
         with T.Kernel(T.ceildiv(ow, block_w), oh, n, threads=128) as (bx, by, bz):
             acc = T.alloc_fragment((block_w, c), FLOAT)
@@ -110,9 +110,9 @@ def depthwise_nchw(n: int, c: int, h: int, w: int, stride: int, block_h: int = 8
 
     @T.prim_func
     def main(
-        X: T.Tensor((n, c, h, w), FLOAT),  # type: ignore[valid-type]
-        F: T.Tensor((c, 3, 3), FLOAT),  # type: ignore[valid-type]
-        Y: T.Tensor((n, c, oh, ow), FLOAT),  # type: ignore[valid-type]
+        X: T.Tensor((n, c, h, w), FLOAT),
+        F: T.Tensor((c, 3, 3), FLOAT),
+        Y: T.Tensor((n, c, oh, ow), FLOAT),
     ) -> None:
         with T.Kernel(T.ceildiv(oh, block_h), c, n, threads=128) as (bx, by, bz):
             acc = T.alloc_fragment((block_h, ow), FLOAT)
@@ -137,7 +137,7 @@ def histogram(n: int, bins: int, block: int, shared: bool) -> PrimFunc:
     """Return how often numbers occur, counted in a table per block or in the result itself."""
 
     @T.prim_func
-    def main(X: T.Tensor((n,), "int32"), H: T.Tensor((bins,), "int32")) -> None:  # type: ignore[valid-type]
+    def main(X: T.Tensor((n,), "int32"), H: T.Tensor((bins,), "int32")) -> None:
         with T.Kernel(T.ceildiv(n, block), threads=128) as bx:
             if shared:
                 table = T.alloc_shared((bins,), "int32")
@@ -163,14 +163,14 @@ def layer_norm_gradients(m: int, n: int, rows: int) -> PrimFunc:
 
     @T.prim_func
     def main(
-        DY: T.Tensor((m, n), FLOAT),  # type: ignore[valid-type]
-        X: T.Tensor((m, n), FLOAT),  # type: ignore[valid-type]
-        G: T.Tensor((n,), FLOAT),  # type: ignore[valid-type]
-        Mean: T.Tensor((m,), FLOAT),  # type: ignore[valid-type]
-        Rstd: T.Tensor((m,), FLOAT),  # type: ignore[valid-type]
-        DX: T.Tensor((m, n), FLOAT),  # type: ignore[valid-type]
-        DG: T.Tensor((n,), FLOAT),  # type: ignore[valid-type]
-        DB: T.Tensor((n,), FLOAT),  # type: ignore[valid-type]
+        DY: T.Tensor((m, n), FLOAT),
+        X: T.Tensor((m, n), FLOAT),
+        G: T.Tensor((n,), FLOAT),
+        Mean: T.Tensor((m,), FLOAT),
+        Rstd: T.Tensor((m,), FLOAT),
+        DX: T.Tensor((m, n), FLOAT),
+        DG: T.Tensor((n,), FLOAT),
+        DB: T.Tensor((n,), FLOAT),
     ) -> None:
         with T.Kernel(T.ceildiv(m, rows), threads=128) as bx:
             x = T.alloc_fragment((rows, n), FLOAT)
@@ -213,7 +213,7 @@ def max_pool(n: int, c: int, h: int, w: int, block_h: int = 8) -> PrimFunc:
     oh, ow = (h - 1) // 2 + 1, (w - 1) // 2 + 1
 
     @T.prim_func
-    def main(X: T.Tensor((n, c, h, w), FLOAT), Y: T.Tensor((n, c, oh, ow), FLOAT)) -> None:  # type: ignore[valid-type]
+    def main(X: T.Tensor((n, c, h, w), FLOAT), Y: T.Tensor((n, c, oh, ow), FLOAT)) -> None:
         with T.Kernel(T.ceildiv(oh, block_h), c, n, threads=128) as (bx, by, bz):
             best = T.alloc_fragment((block_h, ow), FLOAT)
             T.fill(best, -T.infinity(FLOAT))
@@ -239,9 +239,9 @@ def embedding(tokens: int, words: int, n: int, rows: int) -> PrimFunc:
 
     @T.prim_func
     def main(
-        At: T.Tensor((tokens,), "int32"),  # type: ignore[valid-type]
-        E: T.Tensor((words, n), FLOAT),  # type: ignore[valid-type]
-        Y: T.Tensor((tokens, n), FLOAT),  # type: ignore[valid-type]
+        At: T.Tensor((tokens,), "int32"),
+        E: T.Tensor((words, n), FLOAT),
+        Y: T.Tensor((tokens, n), FLOAT),
     ) -> None:
         with T.Kernel(T.ceildiv(tokens, rows), threads=128) as bx:
             for i, j in T.Parallel(rows, n):
@@ -255,10 +255,10 @@ def rotary_halves(tokens: int, heads: int, d: int) -> PrimFunc:
 
     @T.prim_func
     def main(
-        X: T.Tensor((tokens, heads, d), FLOAT),  # type: ignore[valid-type]
-        C: T.Tensor((tokens, d // 2), FLOAT),  # type: ignore[valid-type]
-        S: T.Tensor((tokens, d // 2), FLOAT),  # type: ignore[valid-type]
-        Y: T.Tensor((tokens, heads, d), FLOAT),  # type: ignore[valid-type]
+        X: T.Tensor((tokens, heads, d), FLOAT),
+        C: T.Tensor((tokens, d // 2), FLOAT),
+        S: T.Tensor((tokens, d // 2), FLOAT),
+        Y: T.Tensor((tokens, heads, d), FLOAT),
     ) -> None:
         with T.Kernel(tokens, threads=128) as t:
             for h, j in T.Parallel(heads, d):
@@ -275,10 +275,10 @@ def rotary_pairs(tokens: int, heads: int, d: int) -> PrimFunc:
 
     @T.prim_func
     def main(
-        X: T.Tensor((tokens, heads, d), FLOAT),  # type: ignore[valid-type]
-        C: T.Tensor((tokens, d // 2), FLOAT),  # type: ignore[valid-type]
-        S: T.Tensor((tokens, d // 2), FLOAT),  # type: ignore[valid-type]
-        Y: T.Tensor((tokens, heads, d), FLOAT),  # type: ignore[valid-type]
+        X: T.Tensor((tokens, heads, d), FLOAT),
+        C: T.Tensor((tokens, d // 2), FLOAT),
+        S: T.Tensor((tokens, d // 2), FLOAT),
+        Y: T.Tensor((tokens, heads, d), FLOAT),
     ) -> None:
         with T.Kernel(tokens, threads=128) as t:
             for h, j in T.Parallel(heads, d // 2):
@@ -294,10 +294,10 @@ def group_norm(n: int, c: int, size: int, groups: int) -> PrimFunc:
 
     @T.prim_func
     def main(
-        X: T.Tensor((n, groups, per, size), FLOAT),  # type: ignore[valid-type]
-        W: T.Tensor((groups, per), FLOAT),  # type: ignore[valid-type]
-        B: T.Tensor((groups, per), FLOAT),  # type: ignore[valid-type]
-        Y: T.Tensor((n, groups, per, size), FLOAT),  # type: ignore[valid-type]
+        X: T.Tensor((n, groups, per, size), FLOAT),
+        W: T.Tensor((groups, per), FLOAT),
+        B: T.Tensor((groups, per), FLOAT),
+        Y: T.Tensor((n, groups, per, size), FLOAT),
     ) -> None:
         with T.Kernel(groups, n, threads=128) as (g, b):
             x = T.alloc_fragment((per, size), FLOAT)
@@ -327,7 +327,7 @@ def running_sums(m: int, n: int, rows: int) -> PrimFunc:
     """Return sums along rows up to each element."""
 
     @T.prim_func
-    def main(X: T.Tensor((m, n), FLOAT), Y: T.Tensor((m, n), FLOAT)) -> None:  # type: ignore[valid-type]
+    def main(X: T.Tensor((m, n), FLOAT), Y: T.Tensor((m, n), FLOAT)) -> None:
         with T.Kernel(T.ceildiv(m, rows), threads=128) as bx:
             x = T.alloc_shared((rows, n), FLOAT)
             T.copy(X[bx * rows, 0], x)
@@ -342,9 +342,9 @@ def gelu(m: int, n: int, rows: int, columns: int) -> PrimFunc:
 
     @T.prim_func
     def main(
-        X: T.Tensor((m, n), FLOAT),  # type: ignore[valid-type]
-        B: T.Tensor((n,), FLOAT),  # type: ignore[valid-type]
-        Y: T.Tensor((m, n), FLOAT),  # type: ignore[valid-type]
+        X: T.Tensor((m, n), FLOAT),
+        B: T.Tensor((n,), FLOAT),
+        Y: T.Tensor((m, n), FLOAT),
     ) -> None:
         with T.Kernel(T.ceildiv(n, columns), T.ceildiv(m, rows), threads=128) as (bx, by):
             x = T.alloc_fragment((rows, columns), FLOAT)
@@ -361,7 +361,7 @@ def argmax(m: int, n: int, rows: int) -> PrimFunc:
     """Return the place of the largest element of every row."""
 
     @T.prim_func
-    def main(X: T.Tensor((m, n), FLOAT), Y: T.Tensor((m,), "int32")) -> None:  # type: ignore[valid-type]
+    def main(X: T.Tensor((m, n), FLOAT), Y: T.Tensor((m,), "int32")) -> None:
         with T.Kernel(T.ceildiv(m, rows), threads=128) as bx:
             x = T.alloc_fragment((rows, n), FLOAT)
             best = T.alloc_fragment((rows,), FLOAT)
@@ -381,7 +381,7 @@ def transposed(m: int, n: int, rows: int, columns: int) -> PrimFunc:
     """Return X.T, written as one store per element."""
 
     @T.prim_func
-    def main(X: T.Tensor((m, n), FLOAT), Y: T.Tensor((n, m), FLOAT)) -> None:  # type: ignore[valid-type]
+    def main(X: T.Tensor((m, n), FLOAT), Y: T.Tensor((n, m), FLOAT)) -> None:
         with T.Kernel(T.ceildiv(n, columns), T.ceildiv(m, rows), threads=128) as (bx, by):
             for i, j in T.Parallel(rows, columns):
                 Y[bx * columns + j, by * rows + i] = X[by * rows + i, bx * columns + j]
@@ -393,7 +393,7 @@ def upsampled(n: int, c: int, h: int, w: int) -> PrimFunc:
     """Return planes of twice the size, each pixel four times."""
 
     @T.prim_func
-    def main(X: T.Tensor((n, c, h, w), FLOAT), Y: T.Tensor((n, c, 2 * h, 2 * w), FLOAT)) -> None:  # type: ignore[valid-type]
+    def main(X: T.Tensor((n, c, h, w), FLOAT), Y: T.Tensor((n, c, 2 * h, 2 * w), FLOAT)) -> None:
         with T.Kernel(c, n, threads=128) as (b, a):
             for i, j in T.Parallel(2 * h, 2 * w):
                 Y[a, b, i, j] = X[a, b, i // 2, j // 2]

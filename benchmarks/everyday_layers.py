@@ -17,9 +17,9 @@ def top_k(m: int, n: int, k: int, rows: int) -> PrimFunc:
 
     @T.prim_func
     def main(
-        X: T.Tensor((m, n), FLOAT),  # type: ignore[valid-type]
-        V: T.Tensor((m, k), FLOAT),  # type: ignore[valid-type]
-        P: T.Tensor((m, k), "int32"),  # type: ignore[valid-type]
+        X: T.Tensor((m, n), FLOAT),
+        V: T.Tensor((m, k), FLOAT),
+        P: T.Tensor((m, k), "int32"),
     ) -> None:
         with T.Kernel(T.ceildiv(m, rows), threads=128) as bx:
             x = T.alloc_fragment((rows, n), FLOAT)
@@ -46,10 +46,10 @@ def gating(m: int, experts: int, k: int, rows: int) -> PrimFunc:
 
     @T.prim_func
     def main(
-        X: T.Tensor((m, experts), FLOAT),  # type: ignore[valid-type]
-        W: T.Tensor((m, k), FLOAT),  # type: ignore[valid-type]
-        E: T.Tensor((m, k), "int32"),  # type: ignore[valid-type]
-        Count: T.Tensor((experts,), "int32"),  # type: ignore[valid-type]
+        X: T.Tensor((m, experts), FLOAT),
+        W: T.Tensor((m, k), FLOAT),
+        E: T.Tensor((m, k), "int32"),
+        Count: T.Tensor((experts,), "int32"),
     ) -> None:
         with T.Kernel(T.ceildiv(m, rows), threads=128) as bx:
             x = T.alloc_fragment((rows, experts), FLOAT)
@@ -83,9 +83,9 @@ def permuted(tokens: int, n: int, k: int, rows: int) -> PrimFunc:
 
     @T.prim_func
     def main(
-        X: T.Tensor((tokens, n), FLOAT),  # type: ignore[valid-type]
-        Place: T.Tensor((tokens, k), "int32"),  # type: ignore[valid-type]
-        Y: T.Tensor((tokens * k, n), FLOAT),  # type: ignore[valid-type]
+        X: T.Tensor((tokens, n), FLOAT),
+        Place: T.Tensor((tokens, k), "int32"),
+        Y: T.Tensor((tokens * k, n), FLOAT),
     ) -> None:
         with T.Kernel(T.ceildiv(tokens, rows), threads=128) as bx:
             for i in T.serial(rows):
@@ -100,7 +100,7 @@ def log_sum_exp(m: int, n: int, rows: int, columns: int) -> PrimFunc:
     """Return the logarithms of the sums of the exponentials of rows, in one pass over blocks."""
 
     @T.prim_func
-    def main(X: T.Tensor((m, n), FLOAT), Y: T.Tensor((m,), FLOAT)) -> None:  # type: ignore[valid-type]
+    def main(X: T.Tensor((m, n), FLOAT), Y: T.Tensor((m,), FLOAT)) -> None:
         with T.Kernel(T.ceildiv(m, rows), threads=128) as bx:
             x = T.alloc_fragment((rows, columns), FLOAT)
             most = T.alloc_fragment((rows,), FLOAT)
@@ -131,10 +131,10 @@ def cross_entropy(m: int, n: int, columns: int) -> PrimFunc:
 
     @T.prim_func
     def main(
-        X: T.Tensor((m, n), FLOAT),  # type: ignore[valid-type]
-        Label: T.Tensor((m,), "int32"),  # type: ignore[valid-type]
-        Loss: T.Tensor((m,), FLOAT),  # type: ignore[valid-type]
-        DX: T.Tensor((m, n), FLOAT),  # type: ignore[valid-type]
+        X: T.Tensor((m, n), FLOAT),
+        Label: T.Tensor((m,), "int32"),
+        Loss: T.Tensor((m,), FLOAT),
+        DX: T.Tensor((m, n), FLOAT),
     ) -> None:
         with T.Kernel(m, threads=128) as row:
             x = T.alloc_fragment((columns,), FLOAT)
@@ -173,10 +173,10 @@ def normalized_bytes(m: int, n: int, rows: int, dtype: str) -> PrimFunc:
 
     @T.prim_func
     def main(
-        X: T.Tensor((m, n), FLOAT),  # type: ignore[valid-type]
-        W: T.Tensor((n,), FLOAT),  # type: ignore[valid-type]
-        Q: T.Tensor((m, n), dtype),  # type: ignore[valid-type]
-        S: T.Tensor((m,), FLOAT),  # type: ignore[valid-type]
+        X: T.Tensor((m, n), FLOAT),
+        W: T.Tensor((n,), FLOAT),
+        Q: T.Tensor((m, n), dtype),
+        S: T.Tensor((m,), FLOAT),
     ) -> None:
         with T.Kernel(T.ceildiv(m, rows), threads=128) as bx:
             x = T.alloc_fragment((rows, n), FLOAT)
@@ -208,10 +208,10 @@ def int8_columns(m: int, n: int, k: int, block_m: int) -> PrimFunc:
 
     @T.prim_func
     def main(
-        A: T.Tensor((m, k), "bfloat16"),  # type: ignore[valid-type]
-        W: T.Tensor((n, k), "int8"),  # type: ignore[valid-type]
-        S: T.Tensor((n,), "bfloat16"),  # type: ignore[valid-type]
-        C: T.Tensor((m, n), "bfloat16"),  # type: ignore[valid-type]
+        A: T.Tensor((m, k), "bfloat16"),
+        W: T.Tensor((n, k), "int8"),
+        S: T.Tensor((n,), "bfloat16"),
+        C: T.Tensor((m, n), "bfloat16"),
     ) -> None:
         with T.Kernel(T.ceildiv(n, block_n), T.ceildiv(m, block_m), threads=128) as (bx, by):
             a = T.alloc_shared((block_m, block_k), "bfloat16")
@@ -239,11 +239,11 @@ def adam(n: int, block: int) -> PrimFunc:
 
     @T.prim_func
     def main(
-        G: T.Tensor((n,), FLOAT),  # type: ignore[valid-type]
+        G: T.Tensor((n,), FLOAT),
         Step: T.Tensor((2,), FLOAT),
-        W: T.Tensor((n,), FLOAT),  # type: ignore[valid-type]
-        M: T.Tensor((n,), FLOAT),  # type: ignore[valid-type]
-        V: T.Tensor((n,), FLOAT),  # type: ignore[valid-type]
+        W: T.Tensor((n,), FLOAT),
+        M: T.Tensor((n,), FLOAT),
+        V: T.Tensor((n,), FLOAT),
     ) -> None:
         with T.Kernel(T.ceildiv(n, block), threads=128) as bx:
             for i in T.Parallel(block):
@@ -272,9 +272,9 @@ def convolved(n: int, c: int, h: int, w: int, f: int, stride: int) -> PrimFunc:
 
     @T.prim_func
     def main(
-        X: T.Tensor((n, h, w, c), FLOAT),  # type: ignore[valid-type]
-        F: T.Tensor((depth, f), FLOAT),  # type: ignore[valid-type]
-        Y: T.Tensor((pixels, f), FLOAT),  # type: ignore[valid-type]
+        X: T.Tensor((n, h, w, c), FLOAT),
+        F: T.Tensor((depth, f), FLOAT),
+        Y: T.Tensor((pixels, f), FLOAT),
     ) -> None:
         with T.Kernel(T.ceildiv(f, block_n), T.ceildiv(pixels, block_m), threads=128) as (bx, by):
             a = T.alloc_shared((block_m, block_k), FLOAT)
@@ -300,7 +300,7 @@ def bilinear(n: int, c: int, h: int, w: int) -> PrimFunc:
     """Return planes of twice the size, each pixel of four neighbours."""
 
     @T.prim_func
-    def main(X: T.Tensor((n, c, h, w), FLOAT), Y: T.Tensor((n, c, 2 * h, 2 * w), FLOAT)) -> None:  # type: ignore[valid-type]
+    def main(X: T.Tensor((n, c, h, w), FLOAT), Y: T.Tensor((n, c, 2 * h, 2 * w), FLOAT)) -> None:
         with T.Kernel(c, n, threads=128) as (b, a):
             for i, j in T.Parallel(2 * h, 2 * w):
                 y = T.max((T.cast(i, FLOAT) + 0.5) * 0.5 - 0.5, 0.0)
@@ -323,9 +323,9 @@ def small_products(count: int, size: int, each: int) -> PrimFunc:
 
     @T.prim_func
     def main(
-        A: T.Tensor((count, size, size), FLOAT),  # type: ignore[valid-type]
-        B: T.Tensor((count, size, size), FLOAT),  # type: ignore[valid-type]
-        C: T.Tensor((count, size, size), FLOAT),  # type: ignore[valid-type]
+        A: T.Tensor((count, size, size), FLOAT),
+        B: T.Tensor((count, size, size), FLOAT),
+        C: T.Tensor((count, size, size), FLOAT),
     ) -> None:
         with T.Kernel(T.ceildiv(count, each), threads=128) as bx:
             a = T.alloc_shared((size, size), FLOAT)

@@ -19,15 +19,15 @@ def rotated_to_cache(tokens: int, heads: int, d: int, slots: int) -> PrimFunc:
 
     @T.prim_func
     def main(
-        Q: T.Tensor((tokens, heads, d), FLOAT),  # type: ignore[valid-type]
-        K: T.Tensor((tokens, heads, d), FLOAT),  # type: ignore[valid-type]
-        V: T.Tensor((tokens, heads, d), FLOAT),  # type: ignore[valid-type]
-        Cos: T.Tensor((tokens, d // 2), FLOAT),  # type: ignore[valid-type]
-        Sin: T.Tensor((tokens, d // 2), FLOAT),  # type: ignore[valid-type]
-        Slot: T.Tensor((tokens,), "int32"),  # type: ignore[valid-type]
-        QOut: T.Tensor((tokens, heads, d), FLOAT),  # type: ignore[valid-type]
-        KCache: T.Tensor((slots, heads, d), FLOAT),  # type: ignore[valid-type]
-        VCache: T.Tensor((slots, heads, d), FLOAT),  # type: ignore[valid-type]
+        Q: T.Tensor((tokens, heads, d), FLOAT),
+        K: T.Tensor((tokens, heads, d), FLOAT),
+        V: T.Tensor((tokens, heads, d), FLOAT),
+        Cos: T.Tensor((tokens, d // 2), FLOAT),
+        Sin: T.Tensor((tokens, d // 2), FLOAT),
+        Slot: T.Tensor((tokens,), "int32"),
+        QOut: T.Tensor((tokens, heads, d), FLOAT),
+        KCache: T.Tensor((slots, heads, d), FLOAT),
+        VCache: T.Tensor((slots, heads, d), FLOAT),
     ) -> None:
         with T.Kernel(tokens, threads=128) as t:
             slot = Slot[t]
@@ -53,12 +53,12 @@ def paged_decode(
 
     @T.prim_func
     def main(
-        Q: T.Tensor((batch, heads, d), FLOAT),  # type: ignore[valid-type]
-        K: T.Tensor((pages, size, groups, d), FLOAT),  # type: ignore[valid-type]
-        V: T.Tensor((pages, size, groups, d), FLOAT),  # type: ignore[valid-type]
-        Table: T.Tensor((batch, most), "int32"),  # type: ignore[valid-type]
-        Length: T.Tensor((batch,), "int32"),  # type: ignore[valid-type]
-        O: T.Tensor((batch, heads, d), FLOAT),  # type: ignore[valid-type]  # noqa: E741
+        Q: T.Tensor((batch, heads, d), FLOAT),
+        K: T.Tensor((pages, size, groups, d), FLOAT),
+        V: T.Tensor((pages, size, groups, d), FLOAT),
+        Table: T.Tensor((batch, most), "int32"),
+        Length: T.Tensor((batch,), "int32"),
+        O: T.Tensor((batch, heads, d), FLOAT),  # noqa: E741
     ) -> None:
         with T.Kernel(groups, batch, threads=128) as (g, b):
             q = T.alloc_shared((per, d), FLOAT)
@@ -103,10 +103,10 @@ def sliding_window(heads: int, length: int, d: int, window: int, dtype: str = FL
 
     @T.prim_func
     def main(
-        Q: T.Tensor((heads, length, d), dtype),  # type: ignore[valid-type]
-        K: T.Tensor((heads, length, d), dtype),  # type: ignore[valid-type]
-        V: T.Tensor((heads, length, d), dtype),  # type: ignore[valid-type]
-        O: T.Tensor((heads, length, d), dtype),  # type: ignore[valid-type]  # noqa: E741
+        Q: T.Tensor((heads, length, d), dtype),
+        K: T.Tensor((heads, length, d), dtype),
+        V: T.Tensor((heads, length, d), dtype),
+        O: T.Tensor((heads, length, d), dtype),  # noqa: E741
     ) -> None:
         with T.Kernel(T.ceildiv(length, block), heads, threads=128) as (bx, h):
             q = T.alloc_shared((block, d), dtype)
@@ -160,10 +160,10 @@ def causal_convolution(batch: int, channels: int, length: int, width: int, block
 
     @T.prim_func
     def main(
-        X: T.Tensor((batch, channels, length), FLOAT),  # type: ignore[valid-type]
-        W: T.Tensor((channels, width), FLOAT),  # type: ignore[valid-type]
-        B: T.Tensor((channels,), FLOAT),  # type: ignore[valid-type]
-        Y: T.Tensor((batch, channels, length), FLOAT),  # type: ignore[valid-type]
+        X: T.Tensor((batch, channels, length), FLOAT),
+        W: T.Tensor((channels, width), FLOAT),
+        B: T.Tensor((channels,), FLOAT),
+        Y: T.Tensor((batch, channels, length), FLOAT),
     ) -> None:
         with T.Kernel(T.ceildiv(length, block), channels, batch, threads=128) as (bx, c, b):
             acc = T.alloc_fragment((block,), FLOAT)
@@ -185,12 +185,12 @@ def selective_scan(batch: int, channels: int, length: int, states: int, block: i
 
     @T.prim_func
     def main(
-        U: T.Tensor((batch, length, channels), FLOAT),  # type: ignore[valid-type]
-        Dt: T.Tensor((batch, length, channels), FLOAT),  # type: ignore[valid-type]
-        A: T.Tensor((channels, states), FLOAT),  # type: ignore[valid-type]
-        B: T.Tensor((batch, length, states), FLOAT),  # type: ignore[valid-type]
-        C: T.Tensor((batch, length, states), FLOAT),  # type: ignore[valid-type]
-        Y: T.Tensor((batch, length, channels), FLOAT),  # type: ignore[valid-type]
+        U: T.Tensor((batch, length, channels), FLOAT),
+        Dt: T.Tensor((batch, length, channels), FLOAT),
+        A: T.Tensor((channels, states), FLOAT),
+        B: T.Tensor((batch, length, states), FLOAT),
+        C: T.Tensor((batch, length, states), FLOAT),
+        Y: T.Tensor((batch, length, channels), FLOAT),
     ) -> None:
         with T.Kernel(T.ceildiv(channels, block), batch, threads=128) as (bx, b):
             a = T.alloc_fragment((block, states), FLOAT)
@@ -218,11 +218,11 @@ def gated_chunks(heads: int, length: int, d: int, chunk: int) -> PrimFunc:
 
     @T.prim_func
     def main(
-        Q: T.Tensor((heads, length, d), FLOAT),  # type: ignore[valid-type]
-        K: T.Tensor((heads, length, d), FLOAT),  # type: ignore[valid-type]
-        V: T.Tensor((heads, length, d), FLOAT),  # type: ignore[valid-type]
-        G: T.Tensor((heads, length), FLOAT),  # type: ignore[valid-type]
-        O: T.Tensor((heads, length, d), FLOAT),  # type: ignore[valid-type]  # noqa: E741
+        Q: T.Tensor((heads, length, d), FLOAT),
+        K: T.Tensor((heads, length, d), FLOAT),
+        V: T.Tensor((heads, length, d), FLOAT),
+        G: T.Tensor((heads, length), FLOAT),
+        O: T.Tensor((heads, length, d), FLOAT),  # noqa: E741
     ) -> None:
         with T.Kernel(heads, threads=128) as h:
             q = T.alloc_shared((chunk, d), FLOAT)
@@ -261,12 +261,12 @@ def time_mix(heads: int, length: int, d: int) -> PrimFunc:
 
     @T.prim_func
     def main(
-        R: T.Tensor((heads, length, d), FLOAT),  # type: ignore[valid-type]
-        K: T.Tensor((heads, length, d), FLOAT),  # type: ignore[valid-type]
-        V: T.Tensor((heads, length, d), FLOAT),  # type: ignore[valid-type]
-        W: T.Tensor((heads, length, d), FLOAT),  # type: ignore[valid-type]
-        U: T.Tensor((heads, d), FLOAT),  # type: ignore[valid-type]
-        O: T.Tensor((heads, length, d), FLOAT),  # type: ignore[valid-type]  # noqa: E741
+        R: T.Tensor((heads, length, d), FLOAT),
+        K: T.Tensor((heads, length, d), FLOAT),
+        V: T.Tensor((heads, length, d), FLOAT),
+        W: T.Tensor((heads, length, d), FLOAT),
+        U: T.Tensor((heads, d), FLOAT),
+        O: T.Tensor((heads, length, d), FLOAT),  # noqa: E741
     ) -> None:
         with T.Kernel(heads, threads=128) as h:
             state = T.alloc_fragment((d, d), FLOAT)
@@ -292,9 +292,9 @@ def segment_sums(segments: int, rows: int, n: int) -> PrimFunc:
 
     @T.prim_func
     def main(
-        X: T.Tensor((rows, n), FLOAT),  # type: ignore[valid-type]
-        First: T.Tensor((segments + 1,), "int32"),  # type: ignore[valid-type]
-        Y: T.Tensor((segments, n), FLOAT),  # type: ignore[valid-type]
+        X: T.Tensor((rows, n), FLOAT),
+        First: T.Tensor((segments + 1,), "int32"),
+        Y: T.Tensor((segments, n), FLOAT),
     ) -> None:
         with T.Kernel(segments, threads=128) as b:
             acc = T.alloc_fragment((n,), FLOAT)
@@ -312,9 +312,9 @@ def compacted(m: int, n: int) -> PrimFunc:
 
     @T.prim_func
     def main(
-        X: T.Tensor((m, n), FLOAT),  # type: ignore[valid-type]
-        Y: T.Tensor((m, n), FLOAT),  # type: ignore[valid-type]
-        Count: T.Tensor((m,), "int32"),  # type: ignore[valid-type]
+        X: T.Tensor((m, n), FLOAT),
+        Y: T.Tensor((m, n), FLOAT),
+        Count: T.Tensor((m,), "int32"),
     ) -> None:
         with T.Kernel(m, threads=128) as b:
             at = T.alloc_shared((n,), "int32")
@@ -334,11 +334,11 @@ def sparse_rows(rows: int, columns: int, count: int, warps: int) -> PrimFunc:
 
     @T.prim_func
     def main(
-        First: T.Tensor((rows + 1,), "int32"),  # type: ignore[valid-type]
-        At: T.Tensor((count,), "int32"),  # type: ignore[valid-type]
-        A: T.Tensor((count,), FLOAT),  # type: ignore[valid-type]
-        X: T.Tensor((columns,), FLOAT),  # type: ignore[valid-type]
-        Y: T.Tensor((rows,), FLOAT),  # type: ignore[valid-type]
+        First: T.Tensor((rows + 1,), "int32"),
+        At: T.Tensor((count,), "int32"),
+        A: T.Tensor((count,), FLOAT),
+        X: T.Tensor((columns,), FLOAT),
+        Y: T.Tensor((rows,), FLOAT),
     ) -> None:
         with T.Kernel(T.ceildiv(rows, warps), threads=(32, warps)) as b:
             lane = T.get_thread_binding(0)
@@ -365,8 +365,8 @@ def fourier(batch: int, n: int) -> PrimFunc:
 
     @T.prim_func
     def main(
-        X: T.Tensor((batch, n, 2), FLOAT),  # type: ignore[valid-type]
-        Y: T.Tensor((batch, n, 2), FLOAT),  # type: ignore[valid-type]
+        X: T.Tensor((batch, n, 2), FLOAT),
+        Y: T.Tensor((batch, n, 2), FLOAT),
     ) -> None:
         with T.Kernel(batch, threads=128) as b:
             re = T.alloc_shared((2, n), FLOAT)
@@ -401,8 +401,8 @@ def cholesky(batch: int, n: int) -> PrimFunc:
 
     @T.prim_func
     def main(
-        A: T.Tensor((batch, n, n), FLOAT),  # type: ignore[valid-type]
-        L: T.Tensor((batch, n, n), FLOAT),  # type: ignore[valid-type]
+        A: T.Tensor((batch, n, n), FLOAT),
+        L: T.Tensor((batch, n, n), FLOAT),
     ) -> None:
         with T.Kernel(batch, threads=128) as b:
             x = T.alloc_shared((n, n), FLOAT)

@@ -39,9 +39,9 @@ def product(m: Any, dtype: str, *, transposed: bool) -> PrimFunc:
 
     @T.prim_func
     def main(
-        A: T.Tensor((m, K), dtype),  # type: ignore[valid-type]
-        B: T.Tensor(shape, dtype),  # type: ignore[valid-type]
-        C: T.Tensor((m, N), dtype),  # type: ignore[valid-type]
+        A: T.Tensor((m, K), dtype),
+        B: T.Tensor(shape, dtype),
+        C: T.Tensor((m, N), dtype),
     ) -> None:
         with T.Kernel(T.ceildiv(N, bn), T.ceildiv(m, bm), threads=128) as (bx, by):
             a = T.alloc_shared((bm, bk), dtype)

@@ -78,7 +78,7 @@ def pack(site: Path, folder: Path, part_bytes: int) -> None:
     with tempfile.TemporaryFile() as archive:
         with (
             lzma.open(archive, "wb", preset=9) as packed,
-            tarfile.open(fileobj=packed, mode="w|") as tar,  # type: ignore[call-overload]
+            tarfile.open(fileobj=packed, mode="w|") as tar,
         ):
             tar.add(site, ".")
         archive.seek(0)

@@ -63,7 +63,7 @@ def messages(
     while alive and time.monotonic() < until:
         with suppress(InterruptedError):
             for pipe in wait(list(alive), 0.2):
-                child = alive[pipe]  # type: ignore[index]
+                child = alive[pipe]
                 message = child.receive()
                 if message is None:
                     del alive[child.pipe]

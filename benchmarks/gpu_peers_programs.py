@@ -43,11 +43,11 @@ def mla_decode(
 
     @T.prim_func
     def mla_decode(
-        Q: T.Tensor((batch, heads, dim), dtype),  # type: ignore[valid-type]
-        Q_pe: T.Tensor((batch, heads, pe), dtype),  # type: ignore[valid-type]
-        KV: T.Tensor((batch, seq, dim), dtype),  # type: ignore[valid-type]
-        K_pe: T.Tensor((batch, seq, pe), dtype),  # type: ignore[valid-type]
-        Out: T.Tensor((batch, heads, dim), dtype),  # type: ignore[valid-type]
+        Q: T.Tensor((batch, heads, dim), dtype),
+        Q_pe: T.Tensor((batch, heads, pe), dtype),
+        KV: T.Tensor((batch, seq, dim), dtype),
+        K_pe: T.Tensor((batch, seq, pe), dtype),
+        Out: T.Tensor((batch, heads, dim), dtype),
     ) -> None:
         parts = T.alloc_global((batch, splits, heads, dim), "float32")
         lse = T.alloc_global((batch, splits, heads), "float32")
@@ -108,9 +108,9 @@ def gemm(
 
     @T.prim_func
     def gemm(
-        A: T.Tensor((m, k), dtype),  # type: ignore[valid-type]
-        B: T.Tensor((k, n), dtype),  # type: ignore[valid-type]
-        C: T.Tensor((m, n), dtype),  # type: ignore[valid-type]
+        A: T.Tensor((m, k), dtype),
+        B: T.Tensor((k, n), dtype),
+        C: T.Tensor((m, n), dtype),
     ) -> None:
         with T.Kernel(T.ceildiv(n, block_N), T.ceildiv(m, block_M), threads=threads) as (bx, by):
             a = T.alloc_shared((block_M, block_K), dtype)

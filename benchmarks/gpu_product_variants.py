@@ -82,9 +82,9 @@ def clustered(fields: Mapping[str, Any], tile: tuple[int, ...], cluster: tuple[i
     def make() -> Any:
         @T.prim_func
         def gemm(
-            A: T.Tensor((M, K), dtype),  # type: ignore[valid-type]
-            B: T.Tensor((K, N), dtype),  # type: ignore[valid-type]
-            C: T.Tensor((M, N), dtype),  # type: ignore[valid-type]
+            A: T.Tensor((M, K), dtype),
+            B: T.Tensor((K, N), dtype),
+            C: T.Tensor((M, N), dtype),
         ) -> None:
             grid, dims = (T.ceildiv(N, block_N), T.ceildiv(M, block_M)), (*cluster, 1)
             with T.Kernel(*grid, threads=threads, cluster_dims=dims) as (bx, by):
@@ -151,12 +151,12 @@ def pairs(
 
             @T.prim_func
             def scaled_gemm(
-                A: T.Tensor((M, K), dtype),  # type: ignore[valid-type]
-                B: T.Tensor(b_shape, dtype),  # type: ignore[valid-type]
-                ScaleA: T.Tensor((M,), "float32"),  # type: ignore[valid-type]
-                ScaleB: T.Tensor((N,), "float32"),  # type: ignore[valid-type]
-                Bias: T.Tensor((N,), "float32"),  # type: ignore[valid-type]
-                C: T.Tensor((M, N), out),  # type: ignore[valid-type]
+                A: T.Tensor((M, K), dtype),
+                B: T.Tensor(b_shape, dtype),
+                ScaleA: T.Tensor((M,), "float32"),
+                ScaleB: T.Tensor((N,), "float32"),
+                Bias: T.Tensor((N,), "float32"),
+                C: T.Tensor((M, N), out),
             ) -> None:
                 tiles(A, B, C, ScaleA, ScaleB)
 
@@ -164,9 +164,9 @@ def pairs(
 
         @T.prim_func
         def gemm(
-            A: T.Tensor((M, K), dtype),  # type: ignore[valid-type]
-            B: T.Tensor(b_shape, dtype),  # type: ignore[valid-type]
-            C: T.Tensor((M, N), out),  # type: ignore[valid-type]
+            A: T.Tensor((M, K), dtype),
+            B: T.Tensor(b_shape, dtype),
+            C: T.Tensor((M, N), out),
         ) -> None:
             tiles(A, B, C, None, None)
 

@@ -112,7 +112,7 @@ def _listen(folder: Path) -> None:
             )  # fmt: skip
             place.write_bytes(lzma.compress(pickle.dumps(case), preset=1))
 
-    launch.EmulatedKernels.run = run  # type: ignore[method-assign]
+    launch.EmulatedKernels.run = run
 
 
 def _places(folder: Path, digest: str) -> Iterator[Path]:

@@ -6,8 +6,7 @@
 Both tune without a measurement of this machine, one after the other; their wall times count
 everything from the problem to the chosen kernel (compiling, checking, measuring). Then both kernels
 and torch.mm are timed interleaved in this process, thread CPU time, outputs preallocated for all.
-MetaSchedule needs its builder's time-out raised and its space generator named
-(shared/research/cpu-lowering.md, 7).
+MetaSchedule needs its builder's time-out raised and its space generator named.
 """
 
 from __future__ import annotations

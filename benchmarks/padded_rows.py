@@ -33,10 +33,10 @@ def decoding(batch: int, keys: int, dtype: str) -> PrimFunc:
 
     @T.prim_func
     def main(
-        Q: T.Tensor((batch, HEADS, DIM), dtype),  # type: ignore[valid-type]
-        K: T.Tensor((batch, keys, GROUPS, DIM), dtype),  # type: ignore[valid-type]
-        V: T.Tensor((batch, keys, GROUPS, DIM), dtype),  # type: ignore[valid-type]
-        Out: T.Tensor((batch, HEADS, DIM), dtype),  # type: ignore[valid-type]
+        Q: T.Tensor((batch, HEADS, DIM), dtype),
+        K: T.Tensor((batch, keys, GROUPS, DIM), dtype),
+        V: T.Tensor((batch, keys, GROUPS, DIM), dtype),
+        Out: T.Tensor((batch, HEADS, DIM), dtype),
     ) -> None:
         with T.Kernel(batch, GROUPS, threads=128) as (b, g):
             q = T.alloc_shared((rows, DIM), dtype)
@@ -86,9 +86,9 @@ def token(k: int, n: int, dtype: str) -> PrimFunc:
 
     @T.prim_func
     def main(
-        X: T.Tensor((k,), "float32"),  # type: ignore[valid-type]
-        W: T.Tensor((k, n), dtype),  # type: ignore[valid-type]
-        Y: T.Tensor((n,), "float32"),  # type: ignore[valid-type]
+        X: T.Tensor((k,), "float32"),
+        W: T.Tensor((k, n), dtype),
+        Y: T.Tensor((n,), "float32"),
     ) -> None:
         with T.Kernel(n // COLUMNS, threads=128) as block:
             x = T.alloc_shared((PADDED_TOKEN, k), dtype)

@@ -58,8 +58,8 @@ def devices_rate(devices: int, repeats: float) -> tuple[float, float]:
         return (len(events) - first) / seconds, sum(slept) / len(slept)
 
 
-def _events(store: SqlStore, run: RunRecord) -> list:  # type: ignore[type-arg]
-    found: list = []  # type: ignore[type-arg]
+def _events(store: SqlStore, run: RunRecord) -> list:
+    found: list = []
     while new := store.runs.events(run.id, after=found[-1].id if found else 0):
         found += new
     return found
@@ -125,7 +125,7 @@ def database_rate(store: SqlStore, trials: int) -> float:
     return len(configs) / elapsed
 
 
-def _configs(question, count: int) -> Sequence:  # type: ignore[no-untyped-def, type-arg]
+def _configs(question, count: int) -> Sequence:
     from recommender.space import SearchSpace
 
     space = SearchSpace.build(

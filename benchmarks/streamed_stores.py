@@ -40,7 +40,7 @@ def scale(m: int, dtype: str) -> PrimFunc:
     """Return Y = 2 X, from ``dtype`` to float32."""
 
     @T.prim_func
-    def scale(X: T.Tensor((m, N), dtype), Y: T.Tensor((m, N), "float32")) -> None:  # type: ignore[valid-type]
+    def scale(X: T.Tensor((m, N), dtype), Y: T.Tensor((m, N), "float32")) -> None:
         with T.Kernel(T.ceildiv(m, 16)) as b:
             for i, j in T.Parallel(16, N):
                 Y[b * 16 + i, j] = T.cast(X[b * 16 + i, j], "float32") * 2.0
@@ -53,9 +53,9 @@ def add(m: int) -> PrimFunc:
 
     @T.prim_func
     def add(
-        X: T.Tensor((m, N), "float32"),  # type: ignore[valid-type]
-        Y: T.Tensor((m, N), "float32"),  # type: ignore[valid-type]
-        Z: T.Tensor((m, N), "float32"),  # type: ignore[valid-type]
+        X: T.Tensor((m, N), "float32"),
+        Y: T.Tensor((m, N), "float32"),
+        Z: T.Tensor((m, N), "float32"),
     ) -> None:
         with T.Kernel(T.ceildiv(m, 16)) as b:
             for i, j in T.Parallel(16, N):
@@ -68,7 +68,7 @@ def softmax(m: int) -> PrimFunc:
     """Return the softmax of each row."""
 
     @T.prim_func
-    def softmax(X: T.Tensor((m, N), "float32"), Y: T.Tensor((m, N), "float32")) -> None:  # type: ignore[valid-type]
+    def softmax(X: T.Tensor((m, N), "float32"), Y: T.Tensor((m, N), "float32")) -> None:
         with T.Kernel(T.ceildiv(m, 4)) as b:
             x = T.alloc_fragment((4, N), "float32")
             most = T.alloc_fragment((4,), "float32")

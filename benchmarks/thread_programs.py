@@ -4,9 +4,9 @@
 
 Products of a matrix and a vector in the ways that GPUs have them (a row per thread through shared
 memory, parts of rows by elements and by vectors of 16 bytes, added up atomically or by the threads
-of a warp), a norm by warps, elements; nothing tuned. "Before" is what passes/lanes.py leaves as it
-is where groups never pay. One thread of the CPU, its time, medians, taken by turns in one process.
-Every result is compared with torch's.
+of a warp), a norm by warps, elements; nothing tuned. "Before" is what the pass vectorize_threads
+leaves as it is where groups never pay. One thread of the CPU, its time, medians, taken by turns in
+one process. Every result is compared with torch's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tilecore import runtime
 from tilecore.artifact import ArtifactStore
 from tilecore.compiler import compile
 from tilecore.ir.nodes import PrimFunc
-from tilecore.passes import lanes
+from tilecore.passes import vectorize_threads
 
 Call = Callable[[], Any]
 N = K = 2048
@@ -37,9 +37,9 @@ def by_rows(dtype: str, rows: int, step: int) -> PrimFunc:
 
     @T.prim_func
     def main(
-        A: T.Tensor((K,), dtype),  # type: ignore[valid-type]
-        B: T.Tensor((N, K), dtype),  # type: ignore[valid-type]
-        C: T.Tensor((N,), dtype),  # type: ignore[valid-type]
+        A: T.Tensor((K,), dtype),
+        B: T.Tensor((N, K), dtype),
+        C: T.Tensor((N,), dtype),
     ) -> None:
         with T.Kernel(T.ceildiv(N, rows), threads=rows) as b:
             t = T.get_thread_binding()
@@ -62,9 +62,9 @@ def by_parts(dtype: str, rows: int, threads: int, width: int, *, atomic: bool) -
 
     @T.prim_func
     def main(
-        A: T.Tensor((K,), dtype),  # type: ignore[valid-type]
-        B: T.Tensor((N, K), dtype),  # type: ignore[valid-type]
-        C: T.Tensor((N,), dtype),  # type: ignore[valid-type]
+        A: T.Tensor((K,), dtype),
+        B: T.Tensor((N, K), dtype),
+        C: T.Tensor((N,), dtype),
     ) -> None:
         with T.Kernel(T.ceildiv(N, rows), threads=(threads, rows)) as b:
             tk = T.get_thread_binding(0)
@@ -172,10 +172,10 @@ def main() -> None:
         calls: dict[str, Call] = {}
         outputs = {name: torch.empty_like(out) for name in ("ours", "before", "torch")}
         with tempfile.TemporaryDirectory() as folder:
-            for name, worth_it in (("ours", lanes.WORTH_IT), ("before", 0.0)):
-                kept, lanes.WORTH_IT = lanes.WORTH_IT, worth_it
+            for name, worth_it in (("ours", vectorize_threads.WORTH_IT), ("before", 0.0)):
+                kept, vectorize_threads.WORTH_IT = vectorize_threads.WORTH_IT, worth_it
                 kernel = runtime.load(compile(program, store=ArtifactStore(Path(folder, name))))
-                lanes.WORTH_IT = kept
+                vectorize_threads.WORTH_IT = kept
                 calls[name] = partial(kernel, *inputs, outputs[name])
             calls["torch"] = partial(rival, *inputs, outputs["torch"])
             for call in calls.values():

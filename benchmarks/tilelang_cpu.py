@@ -92,7 +92,7 @@ def serve(compiler: str) -> None:
             version = tilelang.__version__
         else:
             import tilecore
-            import tilecore.language as T  # type: ignore[no-redef]
+            import tilecore.language as T
             from tilecore.artifact import compiler_versions
             from tilecore.runtime import set_num_threads
 

@@ -25,7 +25,7 @@ Vector = T.Tensor((N,), "float32")
 
 
 @T.prim_func
-def straight(X: Vector, Y: Vector) -> None:  # type: ignore[valid-type]
+def straight(X: Vector, Y: Vector) -> None:
     """Y = exp(v) v of v = 2 X + 1, in steps."""
     with T.Kernel(N // BLOCK) as b:
         for i in T.Parallel(BLOCK):
@@ -36,7 +36,7 @@ def straight(X: Vector, Y: Vector) -> None:  # type: ignore[valid-type]
 
 
 @T.prim_func
-def branches(X: Vector, Y: Vector) -> None:  # type: ignore[valid-type]
+def branches(X: Vector, Y: Vector) -> None:
     """Y = exp(v) of v = X / 2 above 0, of 2 X below -1, else of X."""
     with T.Kernel(N // BLOCK) as b:
         for i in T.Parallel(BLOCK):
@@ -50,7 +50,7 @@ def branches(X: Vector, Y: Vector) -> None:  # type: ignore[valid-type]
 
 
 @T.prim_func
-def of_all(X: Vector, Y: Vector) -> None:  # type: ignore[valid-type]
+def of_all(X: Vector, Y: Vector) -> None:
     """Y = tanh(v) v of v = X - 1, in a variable of the block."""
     with T.Kernel(N // BLOCK) as b:
         v = T.alloc_var("float32")

@@ -54,7 +54,7 @@ def kernel(function: Callable[[Any], Any], size: int) -> tilelang.JITKernel:
     """Return the compiled elementwise kernel."""
 
     @T.prim_func
-    def main(X: T.Tensor((size,), "float32"), Y: T.Tensor((size,), "float32")):  # type: ignore[valid-type]
+    def main(X: T.Tensor((size,), "float32"), Y: T.Tensor((size,), "float32")):
         with T.Kernel(T.ceildiv(size, BLOCK)) as b:
             for i in T.Parallel(BLOCK):
                 Y[b * BLOCK + i] = function(X[b * BLOCK + i])

@@ -1,0 +1,156 @@
+"""Functions of NumPy as computations, beside NumPy itself.
+
+    python -m benchmarks.numpy_computations [--match REGEX] [--threads 1 2] [--rounds 11]
+                                            [--dtype float32|float64] [--json FILE]
+
+Functions as users of NumPy write them; a new output per call. Interleaved in one
+process; one thread by thread CPU time, several by wall time (NumPy's own threads are those of its
+BLAS: as many); medians, and NumPy's time over ours. Errors are the largest difference to the same
+function of the next wider type, over its largest element. Nothing is tuned.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tilecore
+from benchmarks.against_torch import Row, write
+from benchmarks.cpu import interleaved
+
+Array = Any
+
+
+def softmax(x: Array) -> Array:
+    shifted = np.exp(x - x.max(axis=1, keepdims=True))
+    return shifted / shifted.sum(axis=1, keepdims=True)
+
+
+def gelu(x: Array) -> Array:
+    return 0.5 * x * (1 + np.tanh(0.7978846 * (x + 0.044715 * x**3)))
+
+
+def standardized(x: Array) -> Array:
+    return (x - x.mean(axis=0)) / (x.std(axis=0) + 1e-6)
+
+
+def layer_norm(x: Array, scale: Array) -> Array:
+    mean = x.mean(axis=1, keepdims=True)
+    return (x - mean) / np.sqrt(x.var(axis=1, keepdims=True) + 1e-5) * scale
+
+
+def heated(x: Array) -> Array:
+    around = x[2:, 1:-1] + x[:-2, 1:-1] + x[1:-1, 2:] + x[1:-1, :-2]
+    return x[1:-1, 1:-1] + 0.1 * (around - 4 * x[1:-1, 1:-1])
+
+
+def distances(x: Array, y: Array) -> Array:
+    squares = (x * x).sum(1)[:, None] - 2 * (x @ y.T) + (y * y).sum(1)
+    return np.sqrt(np.maximum(squares, 0))
+
+
+def covariance(x: Array) -> Array:
+    centred = x - x.mean(axis=0)
+    return centred.T @ centred / (x.shape[0] - 1)
+
+
+def perceptron(x: Array, w: Array, b: Array, v: Array) -> Array:
+    return np.maximum(x @ w + b, 0) @ v
+
+
+def neighbours(x: Array, sources: Array, targets: Array) -> Array:
+    sums = np.zeros_like(x)
+    np.add.at(sums, targets, x[sources])
+    return np.tanh(sums)
+
+
+def complex_spectrum(x: Array) -> Array:
+    return np.log1p(np.abs(np.fft.rfft(x, axis=1)))
+
+
+def ranked(x: Array) -> Array:
+    return np.sort(x * x, axis=1)[:, -8:].sum(axis=1)
+
+
+def _normal(*shape: int) -> Array:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+def _integers(most: int, count: int) -> Array:
+    return np.random.default_rng(count).integers(0, most, count)
+
+
+CASES: dict[str, tuple[Callable[..., Any], tuple[Array, ...]]] = {
+    "softmax 4096x1024": (softmax, (_normal(4096, 1024),)),
+    "gelu 4096x1024": (gelu, (_normal(4096, 1024),)),
+    "standardized columns 4096x1024": (standardized, (_normal(4096, 1024),)),
+    "layer norm 4096x1024": (layer_norm, (_normal(4096, 1024), _normal(1024))),
+    "heat equation 2048x2048": (heated, (_normal(2048, 2048),)),
+    "distances 2048x1024, depth 64": (distances, (_normal(2048, 64), _normal(1024, 64))),
+    "covariance 8192x256": (covariance, (_normal(8192, 256),)),
+    "perceptron 512x512x2048": (
+        perceptron, (_normal(512, 512), _normal(512, 2048), _normal(2048), _normal(2048, 512)),
+    ),
+    "sums over 100000 edges of 10000x64": (
+        neighbours, (_normal(10000, 64), _integers(10000, 100000), _integers(9999, 100000)),
+    ),
+    "softmax 32x1000": (softmax, (_normal(32, 1000),)),
+    "spectrum 1024x1024 (rfft by NumPy)": (complex_spectrum, (_normal(1024, 1024),)),
+    "largest of rows 1024x1024 (sort by NumPy)": (ranked, (_normal(1024, 1024),)),
+}  # fmt: skip
+
+
+def measured(name: str, threads: int, rounds: int, dtype: str) -> Row:
+    """Return the times of a function; print them."""
+    function, arrays = CASES[name]
+    given = [a.astype(dtype) if a.dtype == np.float32 else a for a in arrays]
+    computation = tilecore.compute(function, dynamic=False)
+    wider = np.float64 if dtype == "float32" else np.longdouble
+    wide = [a.astype(wider) if a.dtype == dtype else a for a in given]
+    exact = function(*wide)
+    scale = float(np.abs(exact).max())
+    error = float(np.abs(computation(*given) - exact).max()) / scale
+    own = float(np.abs(function(*given) - exact).max()) / scale
+    calls = {"ours": lambda: computation(*given), "numpy": lambda: function(*given)}
+    found = interleaved(calls, threads, rounds)
+    ms = {way: 1e3 * statistics.median(times) for way, times in found.items()}
+    print(f"| {name} | {threads} | {ms['ours']:.2f} | {ms['numpy'] / ms['ours']:.2f} | "
+          f"{error:.1e}, {own:.1e} |", flush=True)  # fmt: skip
+    return {
+        "case": name,
+        "dtype": dtype,
+        "threads": threads,
+        "ms": ms,
+        "error": error,
+        "error_numpy": own,
+    }
+
+
+def main() -> None:
+    """Measure every function and print it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--match", default="", help="functions whose name matches")
+    parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    print("| function | threads | ours, ms | NumPy / ours | error ours, NumPy |")
+    print("|---|---|---|---|---|")
+    rows = [
+        measured(name, threads, options.rounds, options.dtype)
+        for threads in options.threads for name in CASES if re.search(options.match, name)
+    ]  # fmt: skip
+    write(rows, options.json)
+
+
+if __name__ == "__main__":
+    main()
