@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import gc
 import json
+import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,9 +139,10 @@ def _stopped_at_the_end(coordinator: CoordinatorProcess) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
+        again = threading.Event()  # an interrupt amid a line would have it printed twice
+        signal.signal(signal.SIGINT, lambda *_: again.set())
         err.print("stopping the workers (Ctrl-C again: they end by themselves)")
-        with suppress(KeyboardInterrupt):
-            coordinator.stop()
+        coordinator.stop(unless=again.is_set)
         err.print("stopped; the same command goes on where this one stopped")
         raise
     except BaseException:

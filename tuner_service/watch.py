@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,6 +26,7 @@ from workers.offer import resource_name
 log = structlog.get_logger()
 POLL_S = 0.2
 STOP_TIMEOUT_S = 30.0
+STOP_LOOK_S = 0.05
 MAX_STARTS = 4
 KEEP_S = 1.0  # between two looks whether a coordinator has to be started again
 LOOK_S = 1.0  # between two looks whether a coordinator that runs also leads
@@ -119,16 +121,18 @@ class CoordinatorProcess:
             log.warning("coordinator.no_log", path=str(self._settings.log_file), reason=reason)
             return Path(os.devnull).open("ab")
 
-    def stop(self) -> None:
-        """Ask it to stop, wait, and end it if it does not."""
+    def stop(self, *, unless: Callable[[], bool] = lambda: False) -> None:
+        """Ask it to stop, wait unless told not to, and end it if it does not."""
         if self._process is None or self._process.poll() is not None:
             return
         self._process.terminate()
-        try:
-            self._process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        until = time.monotonic() + STOP_TIMEOUT_S
+        while not unless():
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(STOP_LOOK_S)
+                return
+            if time.monotonic() > until:
+                self._process.kill()
 
     def keep_running(self, store: SqlStore, stop: threading.Event) -> None:
         """Start it again whenever it ended, until ``stop`` is set.
