@@ -16,7 +16,7 @@ import timeit
 
 import torch
 
-from tilecore.computing.held import Held, Taken
+from tilecore.computing.reading.held import Held, Taken
 
 TURNS = 15
 

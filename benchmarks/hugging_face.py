@@ -32,7 +32,7 @@ import transformers
 
 import tilecore
 from tilecore import torch_backend
-from tilecore.computing.plan import Called
+from tilecore.computing.planning.plan import Called
 
 SMALL = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4,

@@ -22,7 +22,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from tilecore.computing.computation import Computation
 from tilecore.computing.operators import OPERATORS, function_of
-from tilecore.computing.trees import Varying
+from tilecore.computing.reading.trees import Varying
 from tilecore.errors import ArgumentError, ShapeMismatch, TypeMismatch, UnsupportedSyntax
 from tilecore.torch_graphs import (
     STATES,

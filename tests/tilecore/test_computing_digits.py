@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilecore.computing import digits
+from tilecore.computing.planning import digits
 
 FACTORS = st.lists(st.sampled_from([1, 2, 3, 4]), min_size=1, max_size=4)
 

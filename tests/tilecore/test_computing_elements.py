@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import tilecore
-from tilecore.computing.plan import Called, Launch
+from tilecore.computing.planning.plan import Called, Launch
 
 SPECIAL = torch.tensor(
     [math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 3.0, 1e-6, -1e-6, 100.0,

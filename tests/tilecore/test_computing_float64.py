@@ -12,8 +12,8 @@ from torch.nn import functional as F
 import tilecore
 from tests.tilecore.cuda.emulated import run_emulated
 from tilecore.computing import graph, operands
-from tilecore.computing.functions import attention
-from tilecore.computing.plan import Called, Launch, function_of
+from tilecore.computing.functions.by_name import attention
+from tilecore.computing.planning.plan import Called, Launch, function_of
 from tilecore.errors import SourceSpan
 
 torch.manual_seed(62)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tilecore
-from tilecore.computing.plan import Launch
+from tilecore.computing.planning.plan import Launch
 
 VALUES = (0.1, 0.2, -0.3, 0.4, 0.5, 0.25)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tilecore
-from tilecore.computing.plan import Copy
+from tilecore.computing.planning.plan import Copy
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 8e-3}
 GPUS = ("emulated h100", "emulated a100", "emulated mi300x")

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 import tilecore
 from tests.tilecore.cuda.emulated import run_emulated
-from tilecore.computing.plan import Called, Launch, function_of
+from tilecore.computing.planning.plan import Called, Launch, function_of
 
 INTEGERS = [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64]
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import tilecore
 from tests.tilecore.test_computing import wide
-from tilecore.computing import long_rows
+from tilecore.computing.programs import long_rows
 
 R = torch.randn
 

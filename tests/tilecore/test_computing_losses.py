@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 import tilecore
 from tests.tilecore.test_computing_norms import HALVES, TOLERANCE, agrees, made
-from tilecore.computing.plan import Called, Launch
-from tilecore.computing.reductions import LONG_ROW
+from tilecore.computing.functions.reductions import LONG_ROW
+from tilecore.computing.planning.plan import Called, Launch
 from tilecore.errors import ArgumentError, UnsupportedSyntax
 
 OF_ELEMENTS = {

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tilecore
-from tilecore.computing.plan import Launch, Plan
+from tilecore.computing.planning.plan import Launch, Plan
 
 N = 48
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import tilecore
 from tests.tilecore.test_computing_put import agrees, of_torch
-from tilecore.computing.plan import Launch
+from tilecore.computing.planning.plan import Launch
 from tilecore.errors import ArgumentError
 
 COUNT, WIDTH = 9, 32

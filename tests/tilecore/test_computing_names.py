@@ -13,7 +13,7 @@ from torch import randn
 
 import tilecore
 from tests.tilecore.x86_paths import TILES, here
-from tilecore.computing.text import RESERVED
+from tilecore.computing.programs.text import RESERVED
 
 
 def ends(rows: int, groups: int) -> torch.Tensor:

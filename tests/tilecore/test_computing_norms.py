@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import tilecore
-from tilecore.computing.plan import Called, Copy, Launch
+from tilecore.computing.planning.plan import Called, Copy, Launch
 from tilecore.errors import UnsupportedSyntax
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}

@@ -10,7 +10,7 @@ import torch
 from scipy import special
 
 import tilecore
-from tilecore.computing.plan import Called
+from tilecore.computing.planning.plan import Called
 from tilecore.errors import ArgumentError, TileError, TypeMismatch, UnsupportedSyntax
 
 RNG = np.random.default_rng(0)

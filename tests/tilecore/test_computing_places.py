@@ -16,8 +16,8 @@ from tilecore.computing.arrays import at
 from tilecore.computing.computation import Copy
 from tilecore.computing.graph import Node
 from tilecore.computing.places import Place, row_major
-from tilecore.computing.rows import joined
-from tilecore.computing.text import view_of
+from tilecore.computing.programs.rows import joined
+from tilecore.computing.programs.text import view_of
 
 
 def attention_of_parts(x, w, heads=2):

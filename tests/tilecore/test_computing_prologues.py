@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import tilecore
-from tilecore.computing.plan import Launch
+from tilecore.computing.planning.plan import Launch
 from tilecore.errors import ArgumentError
 
 K, N, GROUP = 96, 80, 32

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 import tilecore
-from tilecore.computing import put
-from tilecore.computing.plan import Called, Launch
+from tilecore.computing.functions import put
+from tilecore.computing.planning.plan import Called, Launch
 from tilecore.errors import ArgumentError
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import tilecore
-from tilecore.computing.plan import Called
+from tilecore.computing.planning.plan import Called
 from tilecore.errors import TypeMismatch
 
 Pair = namedtuple("Pair", "first second")

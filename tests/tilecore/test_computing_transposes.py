@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import tilecore
 from tests.tilecore.x86_paths import TILES, here
-from tilecore.computing.products import MOST_BY_SMALL, MOST_TURNED
+from tilecore.computing.programs.products import MOST_BY_SMALL, MOST_TURNED
 
 K, N = 200, 136
 Form = Callable[..., Any]

@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tilecore import torch_backend
-from tilecore.computing import attention_gradients
-from tilecore.computing.plan import Called, Copy, Launch
+from tilecore.computing.functions import attention_gradients
+from tilecore.computing.planning.plan import Called, Copy, Launch
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from tilecore.computing.computation import Computation, compute
-from tilecore.computing.plan import Plan, Stage
+from tilecore.computing.planning.plan import Plan, Stage
 
 __all__ = ["Computation", "Plan", "Stage", "compute"]

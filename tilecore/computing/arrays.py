@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from tilecore.computing.calls import Call, results
-from tilecore.computing.given import tensors_of
 from tilecore.computing.graph import Node, Shape
 from tilecore.computing.operands import is_tensor
 from tilecore.computing.places import Place, row_major
+from tilecore.computing.reading.given import tensors_of
 from tilecore.errors import ArgumentError, TypeMismatch
 from tilecore.ir.dtype import DType
 

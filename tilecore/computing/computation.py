@@ -19,25 +19,11 @@ from dataclasses import replace
 from typing import Any
 
 from tilecore.compile_ahead import HELPER
-from tilecore.computing import (
-    added,
-    arrays,
-    columns,
-    decode,
-    grouped,
-    long_rows,
-    products,
-    right_operand,
-    rows,
-)
+from tilecore.computing import arrays
 from tilecore.computing.extents import varies
-from tilecore.computing.fusion import Group, steps
 from tilecore.computing.graph import Node, consumers, ordered, rewritten
-from tilecore.computing.held import Changing, Held
-from tilecore.computing.named_rows import with_named_rows
 from tilecore.computing.operands import input_of, need_elements
 from tilecore.computing.operands import reading as reading_now
-from tilecore.computing.overwriting import overwritten
 from tilecore.computing.places import (
     GPU_ALIGNMENT_BYTES,
     NamedRows,
@@ -46,7 +32,9 @@ from tilecore.computing.places import (
     row_major,
     wanted_order,
 )
-from tilecore.computing.plan import (
+from tilecore.computing.planning.fusion import Group, steps
+from tilecore.computing.planning.overwriting import overwritten
+from tilecore.computing.planning.plan import (
     Ahead,
     Called,
     Copy,
@@ -59,16 +47,35 @@ from tilecore.computing.plan import (
     recommended,
     written_in_place,
 )
-from tilecore.computing.schedule import scheduled
-from tilecore.computing.storage import CALLERS
-from tilecore.computing.tensor import Deciding, Traced, argument, need_tensors, reading, real
-from tilecore.computing.text import Program
-from tilecore.computing.together import together
-from tilecore.computing.trees import Arguments, Outcome, Passed, are_apart
-from tilecore.computing.unread import without_positions
-from tilecore.computing.variants import Variant, Variants
-from tilecore.computing.varying import Family, Layout, layouts_of
-from tilecore.computing.windows import in_its_place
+from tilecore.computing.planning.schedule import scheduled
+from tilecore.computing.planning.together import together
+from tilecore.computing.planning.unread import without_positions
+from tilecore.computing.planning.variants import Variant, Variants
+from tilecore.computing.planning.varying import Family, Layout, layouts_of
+from tilecore.computing.programs import (
+    added,
+    columns,
+    decode,
+    grouped,
+    long_rows,
+    products,
+    right_operand,
+    rows,
+)
+from tilecore.computing.programs.named_rows import with_named_rows
+from tilecore.computing.programs.text import Program
+from tilecore.computing.reading.held import Changing, Held
+from tilecore.computing.reading.storage import CALLERS
+from tilecore.computing.reading.tensor import (
+    Deciding,
+    Traced,
+    argument,
+    need_tensors,
+    reading,
+    real,
+)
+from tilecore.computing.reading.trees import Arguments, Outcome, Passed, are_apart
+from tilecore.computing.reading.windows import in_its_place
 from tilecore.errors import TypeMismatch
 from tilecore.frontend.signature import bound_call
 from tilecore.gpu_target import GpuTarget
@@ -395,7 +402,7 @@ class Computation:
                 expected=f"`{self.name}` to return tensors that it computes",
                 found=type(returned).__name__,
             )
-        from tilecore.computing import creation  # which needs torch
+        from tilecore.computing.reading import creation  # which needs torch
 
         roots = without_positions(creation.settled(nodes))
         roots = _in_their_places(roots, outcome, inputs)

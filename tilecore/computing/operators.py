@@ -18,9 +18,9 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch._prims.rng_prims import run_with_rng_state
 from torch.utils._pytree import tree_leaves
 
-from tilecore.computing.attention_gradients import NAME, gradients
+from tilecore.computing.functions.attention_gradients import NAME, gradients
 from tilecore.computing.operands import reading
-from tilecore.computing.tensor import Traced, called, drawn
+from tilecore.computing.reading.tensor import Traced, called, drawn
 from tilecore.errors import UnsupportedSyntax
 from tilecore.torch_graphs import (
     STATES,

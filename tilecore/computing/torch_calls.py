@@ -16,10 +16,10 @@ from torch._subclasses.fake_tensor import fake_tensor_tls
 
 from tilecore.computing import arrays
 from tilecore.computing.calls import Impure
-from tilecore.computing.held import Changing, Held, Taken
 from tilecore.computing.modes import Pure
-from tilecore.computing.plan import Plan
-from tilecore.computing.trees import (
+from tilecore.computing.planning.plan import Plan
+from tilecore.computing.reading.held import Changing, Held, Taken
+from tilecore.computing.reading.trees import (
     Arguments,
     Forming,
     Items,

@@ -1,0 +1,1 @@
+"""Kernels of computations as text: tile programs of elements, rows, products and attention."""

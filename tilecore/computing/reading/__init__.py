@@ -1,0 +1,1 @@
+"""What stands for tensors, lists and numbers while a function is read."""

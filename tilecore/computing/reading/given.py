@@ -1,0 +1,152 @@
+"""What stands among the arguments of a function that is read, and who computes it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilecore.computing import calls
+from tilecore.computing.extents import varies
+from tilecore.computing.functions.by_name import CONVERSIONS, OF_ALL, OF_TRUTH, Value
+from tilecore.computing.graph import CUT, FLOATS, INTEGERS, Node, is_cut
+from tilecore.computing.operands import device, input_of, is_tensor
+from tilecore.computing.reading.storage import View
+
+MIXED = ("add", "sub", "mul", "div")  # in kernels also of integers and truth, with floats
+REAL = (*FLOATS, *(f"torch.{name}" for name in FLOATS))
+BEFORE_INPUT = ("condition", "sorted_sequence", "n")  # in signatures of torch
+
+
+def tensors_of(value: Any) -> Iterator[Any]:
+    """Return the tensors in some values, at any depth."""
+    if is_tensor(value):
+        yield value
+    elif isinstance(value, dict):
+        yield from tensors_of(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from tensors_of(part)
+
+
+def is_dense(value: Any) -> bool:
+    """Return whether a tensor surely lies as rows, one after the other."""
+    if isinstance(value, View):
+        place = value.memory.place(value.seen)
+        return place is not None and place.is_dense
+    return not hasattr(value, "is_contiguous") or bool(value.is_contiguous())
+
+
+def is_of_torch(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether torch computes a function that kernels compute of other arguments."""
+    if name in OF_ALL:
+        return False
+    given = (*args, *kwargs.values())
+    if is_constant(given):
+        return True
+    if name in ("max", "min") and _says_axis(args, kwargs):  # they return positions as well
+        return True
+    found = kinds(given) - set(CUT if name in CONVERSIONS else ())
+    if name in MIXED and any(map(_is_real, given)):
+        found -= {*INTEGERS, "bool"} if name != "sub" else set(INTEGERS)  # torch subtracts no truth
+    return bool(found - {"bool"} if name in OF_TRUTH else found)
+
+
+def by_place(
+    args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Return arguments with the tensor in front that most functions of torch call ``input``."""
+    if args or "input" not in kwargs or any(name in kwargs for name in BEFORE_INPUT):
+        return args, kwargs
+    return (kwargs["input"],), {k: v for k, v in kwargs.items() if k != "input"}
+
+
+def _is_real(value: Any) -> bool:
+    """Return whether a value is a float, or a tensor of them."""
+    if isinstance(value, View):
+        return value.seen.dtype in FLOATS
+    return isinstance(value, float) or str(getattr(value, "dtype", "")) in REAL
+
+
+def is_of_other_type(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a view is one of the same bits as another element type."""
+    return "dtype" in kwargs or any(type(a).__name__ == "dtype" for a in args)
+
+
+def converted_to(
+    args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments of ``to`` without devices: a tensor, maybe an element type and a copy."""
+    import torch
+
+    given = [*args[1:], *(kwargs[k] for k in ("dtype", "other", "tensor") if k in kwargs)]
+    types = [v.dtype if is_tensor(v) else v for v in given]
+    wanted = [v for v in types if isinstance(v, torch.dtype)]
+    flags = [v for v in args[1:] if isinstance(v, bool)]
+    is_copied = kwargs.get("copy") or flags[1:2] == [True]
+    return (args[0], *wanted[:1]), {"copy": True} if is_copied else {}
+
+
+def is_constant(given: Sequence[Any]) -> bool:
+    """Return whether no argument, or tensor that the function holds, is among some values."""
+    tensors = [v for v in given if is_tensor(v)]
+    if device() is None or not tensors or not all(isinstance(v, View) for v in tensors):
+        return False
+    nodes = [t.node for t in tensors]
+    return all(calls.is_constant(n) and not any(map(varies, n.shape)) for n in nodes)
+
+
+def kinds(given: Sequence[Any]) -> set[str]:
+    """Return the element types of tensors that no kernel computes with."""
+    nodes = [v.node for v in given if isinstance(v, View)]
+    held = [v for v in given if not isinstance(v, View) and is_tensor(v)]
+    found = {n.dtype for n in nodes if n.kind != "pointwise" or is_cut(n)}
+    return (found | {str(v.dtype).removeprefix("torch.") for v in held}) - set(FLOATS)
+
+
+def says_correction(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a variance says what its sum is divided by."""
+    is_named = "correction" in kwargs or kwargs.get("unbiased") is not None
+    return is_named or any(isinstance(v, bool) for v in args[1:3])
+
+
+def _says_axis(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether torch's ``max`` is one along an axis."""
+    return "dim" in kwargs or (device() is not None and any(isinstance(a, int) for a in args[1:2]))
+
+
+def nodes_of(value: Any) -> Any:
+    """Return arguments with nodes in place of tensors, at any depth."""
+    if isinstance(value, dict):
+        return {k: nodes_of(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)([nodes_of(v) for v in value])
+    return value if isinstance(value, slice) else node_of(value)
+
+
+def node_of(value: Any) -> Value:
+    """Return the node of a tensor, in lists too; other values as they are."""
+    if isinstance(value, Node):
+        return value
+    if isinstance(value, View):
+        return value.node
+    if isinstance(value, tuple | list) and any(isinstance(v, View) or is_tensor(v) for v in value):
+        return [node_of(v) for v in value]
+    if isinstance(value, np.generic):
+        return value.item()
+    if is_tensor(value):
+        return input_of("held", value, held=value)
+    return value
+
+
+def numbered(index: Any) -> Any:
+    """Return an index with numbers for tensors in its slices, where no argument decides on them."""
+    return calls.mapped(index, View, operator.index)
+
+
+def is_plain(index: Any) -> bool:
+    """Return whether an index names a view: by integers, slices, None and ..."""
+    entries = index if isinstance(index, tuple) else (index,)
+    return not any(isinstance(e, View | list | bool) or is_tensor(e) for e in entries)
