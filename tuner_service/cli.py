@@ -360,7 +360,7 @@ def measurements(
     from tuner_service import record_commands
 
     if kernel is not None:
-        from tuner_service.questions import logged_kernel
+        from tuner_service.logged import logged_kernel
 
         kernel = logged_kernel(kernel)
     query = MeasurementQuery(
@@ -401,11 +401,14 @@ def log(
     from tuner_service.wording import in_utc
 
     near_by = None
-    if kernel is not None or near is not None:
-        from tuner_service.questions import logged_kernel, near_workload
+    if kernel is not None:
+        from tuner_service.logged import logged_kernel
 
-        kernel = None if kernel is None else logged_kernel(kernel)
-        near_by = None if near is None else near_workload(kernel, near)
+        kernel = logged_kernel(kernel)
+    if near is not None:
+        from tuner_service.questions import near_workload
+
+        near_by = near_workload(kernel, near)
     query = MeasurementQuery(
         kernel=kernel, m=m, n=n, k=k, dtype=dtype, toolchain_key=toolchain, status=status,
         protocol=protocol, since=in_utc("--since", since), until=in_utc("--until", until),

@@ -129,15 +129,6 @@ def understand_sent(
     )
 
 
-def logged_kernel(kernel: str) -> str:
-    """Return what the log calls a kernel: one of the library, ``program:DIGEST``, ``script:name``.
-
-    Raises:
-        UnknownKernel: it is none of these (TC501).
-    """
-    return kernel if ":" in kernel else kernels.get(kernel).name
-
-
 def near_workload(kernel: str | None, text: str) -> Workload:
     """Return the workload that ``near`` names: ``m=1000,n=1024,k=512``.
 

@@ -64,7 +64,7 @@ def change_group(
 
 def of_other_code(runs: Sequence[RunRecord]) -> list[RunRecord]:
     """Return the runs of another program or toolchain than there is now."""
-    from tuner_service.jobs import is_current  # loads the kernels: few extensions need them
+    from tuner_service.jobs import is_current  # loads the kernels
     from tuner_service.wiring import host_toolchain
 
     return [run for run in runs if not is_current(run, host_toolchain())]

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import structlog
-
 from db.records import ProgramRecord, RunRecord
 from db.store import SqlStore
 from recommender.hardware import HardwareProfile
@@ -16,7 +14,6 @@ from tilecore.errors import TileError
 from tilecore.tile_config import KnobValue, TileConfig
 from tuner_service.wiring import compile_target, program_desk
 
-log = structlog.get_logger()
 LIMIT_S = 60.0  # for all programs, and all shapes of one, that a request asks about
 
 if TYPE_CHECKING:
@@ -55,6 +52,9 @@ class SentProgram:
                 fixed=self.fixed, threads=workload.threads,
             )  # fmt: skip
         except TileError as error:
+            import structlog  # answers do without
+
+            log = structlog.get_logger()
             log.warning("not looked around the fastest", program=self.record.name, why=str(error))
             return Rows()
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from tilecore.errors import UnknownKernel, did_you_mean
-from tilecore.kernels.definition import KernelDefinition
+
+if TYPE_CHECKING:
+    from tilecore.kernels.definition import KernelDefinition
 
 # The module of each, below this package; the definition is called as the kernel, in capitals.
 _MODULES = {
@@ -20,7 +23,7 @@ _MODULES = {
 }  # fmt: skip
 
 
-class _Library(Mapping[str, KernelDefinition]):
+class _Library(Mapping[str, "KernelDefinition"]):
     """The kernels by name; each is loaded when it is first looked at."""
 
     def __init__(self) -> None:
@@ -53,8 +56,17 @@ def get(name: str) -> KernelDefinition:
     Raises:
         UnknownKernel: no such kernel (TC501).
     """
+    return KERNELS[known(name)]
+
+
+def known(name: str) -> str:
+    """Return the name of a kernel, which need not be loaded.
+
+    Raises:
+        UnknownKernel: no such kernel (TC501).
+    """
     if name not in KERNELS:
         raise UnknownKernel(
             known=", ".join(sorted(KERNELS)), found=name, hint=did_you_mean(name, KERNELS)
         )
-    return KERNELS[name]
+    return name

@@ -17,8 +17,9 @@ from tilecore import kernels
 from tilecore.kernels.definition import MAX_DIMENSION
 from tilecore.tile_config import digest
 from tuner_service.hardware import find_hardware
+from tuner_service.logged import logged_kernel
 from tuner_service.problems import documented
-from tuner_service.questions import logged_kernel, near_workload
+from tuner_service.questions import near_workload
 from tuner_service.routes.context import (
     BIGINT,
     CreatedBy,
