@@ -38,7 +38,7 @@ from service_load import FIRST_ROW, apart, fill
 
 from db.snapshot import Snapshot
 from db.store import SqlStore
-from tuner_service.answering import work_out_undoubted
+from tuner_service.answers.answering import work_out_undoubted
 from tuner_service.schemas import RecommendationRequest
 from tuner_service.settings import load_settings
 from tuner_service.wiring import open_store

@@ -35,7 +35,7 @@ from tilecore.ir.analysis import output_positions
 from tilecore.kernel import JITKernel
 from tilecore.tile_config import TileConfig
 from tuner_service import questions, wiring
-from tuner_service.cli import run_cli
+from tuner_service.cli.app import run_cli
 from tuner_service.settings import load_settings
 
 SAMPLED = (1, 2, 4, 8, 16, 17, 32, 33, 64, 65, 128, 129, 256, 512)

@@ -48,7 +48,7 @@ from tests.workers.emulated_faults import StickyDevice
 from tests.workers.fault_toolbox import HARDWARE, FaultToolbox
 from tests.workers.measurer_contract import FAULTS, orphans, screen
 from tests.workers.ray_nodes import node_beside
-from tuner_service.run_driver import Limits
+from tuner_service.coordinator.run_driver import Limits
 from workers.measure_pool import MeasurePool
 from workers.pool import LocalPool, wait_for_all
 

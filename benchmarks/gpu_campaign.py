@@ -29,7 +29,7 @@ from recommender.campaign import choose
 from recommender.hardware import HardwareProfile, load_profile
 from recommender.workload import Workload
 from tilecore import kernels
-from tuner_service import packing
+from tuner_service.cli import packing
 from tuner_service.settings import load_settings
 from workers.device_timing import DEVICE_SCREENING, SAMPLE_S, calls_per_sample
 

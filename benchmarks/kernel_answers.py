@@ -35,8 +35,8 @@ from service_load import apart, confirmed, write
 from db.snapshot import Snapshot
 from tilecore import kernels
 from tilecore.tile_config import TileConfig
-from tuner_service.answer_memory import Answer
-from tuner_service.answering import work_out_undoubted
+from tuner_service.answers.answering import work_out_undoubted
+from tuner_service.answers.memory import Answer
 from tuner_service.questions import understand
 from tuner_service.schemas import RecommendationRequest
 from tuner_service.settings import load_settings

@@ -29,10 +29,10 @@ from tests.chaos.site import Site
 from tests.postgres import database, server_url
 from tests.tuner_service.table_measurer import TableMeasurer
 from tuner_service import wiring
+from tuner_service.coordinator.run_driver import Limits
+from tuner_service.coordinator.station import Station
 from tuner_service.jobs import Effort, submit
 from tuner_service.questions import understand
-from tuner_service.run_driver import Limits
-from tuner_service.station import Station
 
 DEVICES = (1, 2, 4, 8)
 PER_DEVICE = 36  # trials in the steady state

@@ -207,7 +207,7 @@ def serve(folder: str, port: int) -> subprocess.Popen[bytes]:
         "TILECORE_RATE_LIMIT": "1000000/second", "TILECORE_ACCESS_LOG": "off",
         "OMP_NUM_THREADS": "1",
     }  # fmt: skip
-    command = [sys.executable, "-m", "tuner_service.cli", "serve", "--no-coordinator"]
+    command = [sys.executable, "-m", "tuner_service", "serve", "--no-coordinator"]
     server = subprocess.Popen([*command, "--port", str(port)], env=environment)
     for _ in range(200):
         try:

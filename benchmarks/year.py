@@ -55,7 +55,7 @@ from tests.tuner_service.serving import ServiceProcess
 from tilecore import kernels
 from tilecore.tile_config import TileConfig, digest
 from tuner_service.settings import Settings
-from tuner_service.studies import StudyEngine
+from tuner_service.studies.ask_tell import StudyEngine
 from tuner_service.wiring import detected_host, host_toolchain
 
 DAYS, TOOLCHAINS, PROGRAMS, CONFIRMED = 365, 12, 200, 10
@@ -515,7 +515,7 @@ def commands(url: str, folder: str) -> dict[str, float]:
     found = {}
     for command in COMMANDS:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        program = [sys.executable, "-c", "from tuner_service.cli import main; main()"]
+        program = [sys.executable, "-c", "from tuner_service.cli.app import main; main()"]
         done = subprocess.run(
             [*program, *command.split()], env=environment, capture_output=True, check=False
         )

@@ -13,7 +13,7 @@ def main() -> None:
     usual = signal.getsignal(signal.SIGINT)
     if usual is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from tuner_service import cli
+    from tuner_service.cli import app as cli
 
     signal.signal(signal.SIGINT, usual)
     cli.main()

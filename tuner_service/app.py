@@ -14,16 +14,11 @@ from fastapi import Depends, FastAPI
 
 from db.store import SqlStore
 from tilecore import kernels
-from tuner_service import problems
-from tuner_service.access import Access, Keyring, Needs
-from tuner_service.answers import Answers
-from tuner_service.conditional import ConditionalGet
+from tuner_service.answers.answers import Answers
 from tuner_service.dashboard import routes as pages
 from tuner_service.dashboard.shell import Shell
 from tuner_service.metrics import Metrics
-from tuner_service.middleware import BodyLimit, FieldsOnce, HeadAsGet, PlainAddress
 from tuner_service.model_uploads import ModelUploads
-from tuner_service.places import Places
 from tuner_service.routes import (
     catalog,
     database,
@@ -40,11 +35,16 @@ from tuner_service.routes import (
 )
 from tuner_service.routes.context import known_query
 from tuner_service.settings import Settings
-from tuner_service.short_way import ShortWay
-from tuner_service.stopping import Stopping, UnderWay
-from tuner_service.streams import OpenStreams
-from tuner_service.studies import StudyEngine
-from tuner_service.telemetry import Telemetry
+from tuner_service.studies.ask_tell import StudyEngine
+from tuner_service.web import problems
+from tuner_service.web.access import Access, Keyring, Needs
+from tuner_service.web.conditional import ConditionalGet
+from tuner_service.web.middleware import BodyLimit, FieldsOnce, HeadAsGet, PlainAddress
+from tuner_service.web.places import Places
+from tuner_service.web.short_way import ShortWay
+from tuner_service.web.stopping import Stopping, UnderWay
+from tuner_service.web.streams import OpenStreams
+from tuner_service.web.telemetry import Telemetry
 from tuner_service.wiring import open_store
 
 DESCRIPTION = """Recommends tile configs for compute kernels and tunes them on real hardware.

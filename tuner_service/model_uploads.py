@@ -24,8 +24,8 @@ from recommender.model_file import check_structure, parse
 from recommender.model_trial import REFUSED
 from tilecore import kernels
 from tilecore.tile_config import digest
+from tuner_service.coordinator.learning import TRAINING_LIMIT, incumbent_of
 from tuner_service.errors import ModelsBusy
-from tuner_service.learning import TRAINING_LIMIT, incumbent_of
 from tuner_service.wiring import detected_host
 
 log = structlog.get_logger()

@@ -32,8 +32,8 @@ from recommender.search import STRATEGIES
 from tuner_service.client import ServiceClient
 from tuner_service.errors import InvalidRequest, NothingMeasured, Refused
 from tuner_service.settings import load_settings
-from tuner_service.studies import StudyEngine
-from tuner_service.study_spaces import written_down
+from tuner_service.studies.ask_tell import StudyEngine
+from tuner_service.studies.spaces import written_down
 from tuner_service.wiring import open_store
 
 POLL_S = 0.2  # between questions whether others have told what they hold

@@ -98,7 +98,7 @@ class CoordinatorProcess:
     def start(self) -> None:
         """Start it; what it says goes to the log file."""
         self._looked_at = self._led_at = self._clock()
-        command = [sys.executable, "-m", "tuner_service.cli", "coordinator"]
+        command = [sys.executable, "-m", "tuner_service", "coordinator"]
         command += ["--parent", str(os.getpid())] + (["--until-idle"] if self._until_idle else [])
         with self._log() as output:
             self._process = subprocess.Popen(

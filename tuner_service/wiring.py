@@ -18,8 +18,8 @@ from recommender.hardware import HardwareProfile, with_assumed_rates
 from recommender.hashed import Hashed
 from recommender.measurement import Toolchain
 from recommender.ports import Measurer
+from tuner_service.coordinator.workplaces import HostWorkplace, Workplace
 from tuner_service.settings import Settings
-from tuner_service.workplaces import HostWorkplace, Workplace
 from workers.devices import devices_of, gpu_devices
 from workers.errors import ClusterUnavailable
 from workers.gate import Gate
@@ -121,7 +121,7 @@ def profiled_host(store: SqlStore) -> HardwareProfile:
 def make_workplace(settings: Settings, store: SqlStore) -> Workplace:
     """Return where trials are measured: on nodes of a cluster, or on this host."""
     if settings.ray_address is not None and not settings.measures_here:
-        from tuner_service.cluster_workplace import ClusterWorkplace
+        from tuner_service.coordinator.cluster_workplace import ClusterWorkplace
 
         return ClusterWorkplace(
             settings.ray_address,

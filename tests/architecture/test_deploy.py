@@ -18,7 +18,7 @@ import yaml
 from tests.tuner_service.serving import TestClient
 from tilecore.codegen.llvm import LINKERS
 from tuner_service.app import create_app
-from tuner_service.cli import app
+from tuner_service.cli.app import app
 from tuner_service.settings import Settings
 from workers.device_lock import lock_path
 

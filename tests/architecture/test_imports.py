@@ -24,15 +24,15 @@ assert answer(store, question, top_k=3)
 RECOMMEND = """
 import os, tempfile
 os.environ["TILECORE_DATA_DIR"] = tempfile.mkdtemp()
-from tuner_service.cli import run_cli
+from tuner_service.cli.app import run_cli
 assert run_cli(["recommend", "softmax", "--set", "m=100", "--set", "n=200"]) == 0
 """
 COMMAND = """
 import os, tempfile
 os.environ["TILECORE_DATA_DIR"] = tempfile.mkdtemp()
 import subprocess, sys
-from tuner_service.cli import run_cli
-subprocess.run([sys.executable, "-m", "tuner_service.cli", "migrate"], check=True)  # loads alembic
+from tuner_service.cli.app import run_cli
+subprocess.run([sys.executable, "-m", "tuner_service", "migrate"], check=True)  # loads alembic
 assert run_cli({arguments!r}) == {status}
 """
 # Of a run that has ended all is in the database.
@@ -40,7 +40,7 @@ ENDED = """
 import os, tempfile
 os.environ["TILECORE_DATA_DIR"] = tempfile.mkdtemp()
 import subprocess, sys
-from tuner_service.cli import run_cli
+from tuner_service.cli.app import run_cli
 done = subprocess.run([sys.executable, "-c", {made!r}], check=True, capture_output=True, text=True)
 assert run_cli([*{arguments!r}, done.stdout.split()[-1]]) == 0
 """
@@ -99,7 +99,7 @@ CASES = {
         for line in ("run show",)
     },
     "the command line's help": (
-        "import tuner_service.cli",
+        "import tuner_service.cli.app",
         (*HEAVY, "fastapi", "xgboost", "numpy", "sqlalchemy", "tilecore.kernels"),
     ),
 }

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from tests.chaos.stand_in import StandInBench, StandInToolbox
 from tuner_service import wiring
-from tuner_service.cluster_workplace import ClusterWorkplace
-from tuner_service.coordinator_main import run_coordinator
+from tuner_service.coordinator.cluster_workplace import ClusterWorkplace
+from tuner_service.coordinator.main import run_coordinator
 from tuner_service.settings import load_settings
 from workers.ray_pool import RayPool
 

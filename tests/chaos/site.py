@@ -142,7 +142,7 @@ class Site:
         self._service("ray-head", HEAD, ["-m", "ray.scripts.scripts", *head])
         host, port = self.network.address(HEAD), self._api_port
         serve = ["serve", "--no-coordinator", "--host", host, "--port", str(port)]
-        self._service("api", HEAD, ["-m", "tuner_service.cli", *serve])
+        self._service("api", HEAD, ["-m", "tuner_service", *serve])
         patient(lambda: socket.create_connection((host, self._ray_port), 1).close())
         for node in self._nodes:
             self.start_node(node)
@@ -151,7 +151,7 @@ class Site:
     def start_node(self, node: str, **environment: str) -> None:
         """Let a host measure."""
         worker = ["--address", self.address, "--node-ip", self.network.address(node)]
-        command = ["-m", "tuner_service.cli", "worker"]
+        command = ["-m", "tuner_service", "worker"]
         if self._devices > 1:  # no machine has several CPUs; stand-ins sleep side by side
             command = ["-m", "tests.chaos.node", "--devices", str(self._devices)]
         self._service(node, node, [*command, *worker], environment)

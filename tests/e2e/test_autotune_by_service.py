@@ -20,7 +20,7 @@ from recommender.hardware import HardwareProfile
 from tuner_service import wiring
 from tuner_service.settings import Settings
 
-CLI = [sys.executable, "-m", "tuner_service.cli"]
+CLI = [sys.executable, "-m", "tuner_service"]
 pytestmark = pytest.mark.timeout(1800)
 SCRIPT = textwrap.dedent(
     """

@@ -22,11 +22,11 @@ from tests.postgres import PROGRAMS
 from tilecore.target import cpu_target
 from tilecore.tile_config import TileConfig
 from tuner_service import wiring
-from tuner_service.coordinator import Coordinator
+from tuner_service.coordinator.coordinator import Coordinator
+from tuner_service.coordinator.run_driver import Limits
+from tuner_service.coordinator.workplaces import HostWorkplace
 from tuner_service.jobs import Effort, submit
 from tuner_service.questions import understand
-from tuner_service.run_driver import Limits
-from tuner_service.workplaces import HostWorkplace
 
 # Its space has 36 configs; fewer registers leave fewer register tiles.
 PROBLEM = {"m": 2, "n": 16, "k": 16 if cpu_target().isa == "avx512" else 256}

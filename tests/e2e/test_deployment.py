@@ -33,7 +33,7 @@ from tuner_service import wiring
 
 ROOT = Path(__file__).parents[2]
 SERVICES = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
-PROGRAMS = {"tilecore": "tuner_service.cli", "ray": "ray.scripts.scripts"}
+PROGRAMS = {"tilecore": "tuner_service", "ray": "ray.scripts.scripts"}
 DATABASE = "postgresql+psycopg://tilecore@postgres:5432/tilecore"  # as its first lines say
 
 pytestmark = pytest.mark.skipif(

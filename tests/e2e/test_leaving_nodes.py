@@ -73,7 +73,7 @@ class Run:
 
     def tilecore(self, *arguments: str) -> None:
         environment = os.environ | {"TILECORE_DATABASE_URL": self.site.database_url}
-        command = [sys.executable, "-m", "tuner_service.cli", *arguments]
+        command = [sys.executable, "-m", "tuner_service", *arguments]
         subprocess.run(command, env=environment, check=True, capture_output=True)
 
 

@@ -25,7 +25,7 @@ PROBLEM = {"m": 48, "n": 64, "k": 32}
 BODY = {"kernel": "gemm", "problem": PROBLEM, "threads": 1, "max_trials": 3}
 pytestmark = pytest.mark.timeout(1800)
 EXAMPLES = Path(__file__).parents[2] / "examples"
-CLI = [sys.executable, "-m", "tuner_service.cli"]
+CLI = [sys.executable, "-m", "tuner_service"]
 
 
 @pytest.fixture

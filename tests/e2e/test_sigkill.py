@@ -13,9 +13,9 @@ from db.store import SqlStore
 from recommender.workload import Workload
 from tests.tuner_service.table_measurer import HARDWARE, TOOLCHAIN, TableMeasurer
 from tilecore import kernels
-from tuner_service.coordinator import Coordinator
-from tuner_service.run_driver import Limits
-from tuner_service.workplaces import HostWorkplace
+from tuner_service.coordinator.coordinator import Coordinator
+from tuner_service.coordinator.run_driver import Limits
+from tuner_service.coordinator.workplaces import HostWorkplace
 from workers.sandbox import Crashed, Outcome, Returned, Sandbox, Zygote
 
 pytestmark = pytest.mark.timeout(1800)

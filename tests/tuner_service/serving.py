@@ -17,8 +17,8 @@ from fastapi import FastAPI
 from starlette import testclient
 
 from tests.postgres import free_port
-from tuner_service.server import Server
 from tuner_service.settings import Settings
+from tuner_service.web.server import Server
 
 LOCAL = "127.0.0.1:8711"
 
@@ -81,7 +81,7 @@ class ServiceProcess:
         port = port or free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.log = settings.data_dir / f"serve-{port}.log"
-        program = f"{before}\nfrom tuner_service.cli import main\nmain()"
+        program = f"{before}\nfrom tuner_service.cli.app import main\nmain()"
         command = [sys.executable, "-c", program, "serve", "--port", str(port), *options]
         with self.log.open("wb") as stderr:
             self.process = subprocess.Popen(

@@ -10,11 +10,11 @@ import structlog
 
 from tests.tuner_service.serving import LOCAL, TestClient
 from tests.tuner_service.test_app import GEMM, coordinate, problem
-from tuner_service import access
 from tuner_service.app import create_app
-from tuner_service.guessing import sender_of
 from tuner_service.jobs import Effort, submit
 from tuner_service.questions import understand
+from tuner_service.web import access
+from tuner_service.web.guessing import sender_of
 
 RUN = GEMM | {"max_trials": 3}
 

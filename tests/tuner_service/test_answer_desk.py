@@ -14,8 +14,8 @@ from tests.tuner_service.test_app import GEMM, problem
 from tests.tuner_service.test_remeasure import measured
 from tilecore.errors import InvalidProblem
 from tuner_service import questions
-from tuner_service.answer_desk import LONG, AnswerDesk, Answerer, fitting_places
-from tuner_service.answers import FRESH_S
+from tuner_service.answers.answers import FRESH_S
+from tuner_service.answers.desk import LONG, AnswerDesk, Answerer, fitting_places
 from tuner_service.app import create_app
 from tuner_service.errors import AnswerLost
 from tuner_service.schemas import RecommendationRequest

@@ -13,9 +13,9 @@ from db.store import SqlStore
 from recommender.measurement import MeasureStatus
 from tests.tuner_service.test_app import GEMM
 from tests.tuner_service.test_remeasure import measured
-from tuner_service import answers as answers_module
 from tuner_service import questions
-from tuner_service.answers import FRESH_S, Answers
+from tuner_service.answers import answers as answers_module
+from tuner_service.answers.answers import FRESH_S, Answers
 from tuner_service.errors import Overloaded
 from tuner_service.metrics import Metrics
 from tuner_service.schemas import RecommendationRequest

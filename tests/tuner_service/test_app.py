@@ -14,9 +14,9 @@ from tests.tuner_service.serving import TestClient, served
 from tests.tuner_service.table_measurer import TableMeasurer
 from tuner_service import wiring
 from tuner_service.app import create_app
-from tuner_service.coordinator import Coordinator
-from tuner_service.run_driver import Limits
-from tuner_service.workplaces import HostWorkplace
+from tuner_service.coordinator.coordinator import Coordinator
+from tuner_service.coordinator.run_driver import Limits
+from tuner_service.coordinator.workplaces import HostWorkplace
 
 GEMM = {"kernel": "gemm", "problem": {"m": 64, "n": 64, "k": 64, "dtype": "float32"}}
 

@@ -27,16 +27,16 @@ from db.store import SqlStore
 from recommender.measurement import Protocol
 from tests.tuner_service.table_measurer import TableMeasurer
 from tuner_service import wiring
-from tuner_service.cli import run_cli
-from tuner_service.console import print_result, print_runs
-from tuner_service.coordinator import Coordinator
+from tuner_service.cli.app import run_cli
+from tuner_service.cli.console import print_result, print_runs
+from tuner_service.coordinator.coordinator import Coordinator
+from tuner_service.coordinator.run_driver import Limits
+from tuner_service.coordinator.workplaces import HostWorkplace
 from tuner_service.errors import InvalidSettings
 from tuner_service.jobs import Effort, submit
 from tuner_service.questions import understand
 from tuner_service.report import candidate, doubts_of
-from tuner_service.run_driver import Limits
 from tuner_service.settings import load_settings
-from tuner_service.workplaces import HostWorkplace
 
 GEMM = ["gemm", "--m", "64", "--n", "64", "--k", "64"]
 MATMUL = f"{Path(__file__).parents[2]}/examples/quickstart_lazy.py:matmul"
@@ -180,7 +180,7 @@ def test_a_disk_without_room_is_told_as_such(settings):
         "TILECORE_DATA_DIR": str(settings.data_dir),
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
-    shell = f'ulimit -f 16; exec "{sys.executable}" -m tuner_service.cli keys create x'
+    shell = f'ulimit -f 16; exec "{sys.executable}" -m tuner_service keys create x'
     done = subprocess.run(
         ["bash", "-c", shell], env={**os.environ, **environment}, capture_output=True, text=True,
         check=False,
@@ -251,7 +251,7 @@ def test_times_of_a_machine_that_was_not_profiled_rest_on_rates_of_one_like_it(c
 def test_a_terminal_whose_encoding_lacks_letters_gets_others(settings, store, encoding):
     """A UnicodeEncodeError ("unexpected error") took the place of the answer."""
     environment = {**settings.environment(), "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
-    command = [sys.executable, "-m", "tuner_service.cli", "recommend", *GEMM, "--hardware", "h100"]
+    command = [sys.executable, "-m", "tuner_service", "recommend", *GEMM, "--hardware", "h100"]
     done = subprocess.run(command, env=environment, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     shown = done.stdout.decode(encoding)
@@ -315,7 +315,7 @@ def test_migrate_says_what_it_did(cli, settings):
 
 def test_a_coordinator_ends_with_its_parent(settings):
     """A coordinator whose parent is gone stops by itself (SIGKILL of `serve` leaves nothing)."""
-    command = [sys.executable, "-m", "tuner_service.cli", "coordinator", "--parent", "999999"]
+    command = [sys.executable, "-m", "tuner_service", "coordinator", "--parent", "999999"]
     host = wiring.detected_host()
     store = wiring.open_store(settings)
     store.save_hardware(type(host)(**{**host.as_dict(), "source": "measured 2026-11-20"}))
@@ -497,7 +497,7 @@ def test_output_that_has_no_room_is_told(tmp_path, arguments):
     environment = os.environ | {"TILECORE_DATA_DIR": str(tmp_path)}
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "tuner_service.cli", *arguments],
+            [sys.executable, "-m", "tuner_service", *arguments],
             stdout=full, stderr=subprocess.PIPE, env=environment, text=True, check=False,
         )  # fmt: skip
     told = "error: No space left on device: what was to be written is not, or not whole"

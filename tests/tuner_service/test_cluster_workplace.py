@@ -7,7 +7,7 @@ import pytest
 from ray.exceptions import RayTaskError
 
 from tests.tuner_service.table_measurer import HARDWARE, TOOLCHAIN
-from tuner_service.cluster_workplace import ClusterWorkplace, _Known
+from tuner_service.coordinator.cluster_workplace import ClusterWorkplace, _Known
 from workers.errors import ClusterUnavailable, ProbeFailed
 from workers.offer import resource_name
 from workers.ray_cluster import ClusterNode

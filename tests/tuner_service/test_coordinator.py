@@ -19,13 +19,13 @@ from db.session import Database
 from db.store import SqlStore
 from recommender.measurement import MeasureStatus, Protocol, Toolchain
 from tests.tuner_service.table_measurer import HARDWARE, TOOLCHAIN, TableMeasurer
-from tuner_service.coordinator import Coordinator
-from tuner_service.coordinator_main import run_coordinator
+from tuner_service.coordinator.coordinator import Coordinator
+from tuner_service.coordinator.main import run_coordinator
+from tuner_service.coordinator.run_driver import Limits
+from tuner_service.coordinator.station import Station
+from tuner_service.coordinator.workplaces import HostWorkplace
 from tuner_service.process import is_process_gone, process_name
 from tuner_service.report import partial_result
-from tuner_service.run_driver import Limits
-from tuner_service.station import Station
-from tuner_service.workplaces import HostWorkplace
 from workers.errors import (
     ClusterUnavailable,
     DeskBusy,

@@ -23,15 +23,15 @@ from tests.tuner_service.table_measurer import HARDWARE, TOOLCHAIN, TableMeasure
 from tests.tuner_service.test_app import GEMM, coordinate
 from tilecore.tile_config import TileConfig
 from tuner_service import wiring
-from tuner_service.access import COOKIE
 from tuner_service.app import create_app
-from tuner_service.coordinator import Coordinator
+from tuner_service.coordinator.coordinator import Coordinator
+from tuner_service.coordinator.run_driver import Limits
+from tuner_service.coordinator.workplaces import HostWorkplace
 from tuner_service.dashboard import charts, overview, runs, trials
 from tuner_service.dashboard.svg import LETTER, WIDTH
 from tuner_service.jobs import Effort, submit
 from tuner_service.questions import understand
-from tuner_service.run_driver import Limits
-from tuner_service.workplaces import HostWorkplace
+from tuner_service.web.access import COOKIE
 
 pytestmark = pytest.mark.few(1)  # a case takes long
 

@@ -18,9 +18,10 @@ from tests.tuner_service.test_dispatching import work
 from tilecore.dispatch_reader import load_table, read_table
 from tilecore.dispatcher import Dispatcher, StaleTable
 from tilecore.errors import TileError
-from tuner_service import dispatching, wiring
-from tuner_service.dispatch_programs import FunctionForDispatch, dispatch_program, split_given
-from tuner_service.dispatch_shapes import AskedTable
+from tuner_service import wiring
+from tuner_service.cli import dispatching
+from tuner_service.dispatch.programs import FunctionForDispatch, dispatch_program, split_given
+from tuner_service.dispatch.shapes import AskedTable
 from tuner_service.jobs import Effort
 
 FILE = Path(programs.__file__)

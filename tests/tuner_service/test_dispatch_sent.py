@@ -17,9 +17,10 @@ from tests.tuner_service.test_dispatch_programs import doubled_rows, here, produ
 from tests.tuner_service.test_programs import as_data, url  # noqa: F401
 from tilecore.dispatch_reader import load_table, read_table
 from tilecore.dispatcher import Dispatcher, StaleTable
-from tuner_service import answers, dispatch_sent
+from tuner_service.answers import answers
 from tuner_service.client import ServiceClient
-from tuner_service.dispatch_programs import dispatch_program
+from tuner_service.dispatch import sent as dispatch_sent
+from tuner_service.dispatch.programs import dispatch_program
 from tuner_service.errors import Refused
 
 MATMUL = f"{Path(programs.__file__)}:matmul"

@@ -15,11 +15,11 @@ from tests.tuner_service.test_dispatch_sent import FLOAT, MATMUL
 from tests.tuner_service.test_programs import as_data, url  # noqa: F401
 from tilecore.dispatch_reader import load_table, read_table
 from tilecore.dispatcher import Dispatcher
-from tuner_service.answer_desk import Answerer
+from tuner_service.answers.desk import Answerer
 from tuner_service.client import ServiceClient
-from tuner_service.dispatch_answers import ORDER, WAITING, TuningOrder
-from tuner_service.dispatch_programs import dispatch_program
-from tuner_service.dispatch_schemas import DispatchTuningRequest
+from tuner_service.dispatch.answers import ORDER, WAITING, TuningOrder
+from tuner_service.dispatch.programs import dispatch_program
+from tuner_service.dispatch.schemas import DispatchTuningRequest
 from tuner_service.errors import Refused
 from tuner_service.jobs import Effort
 

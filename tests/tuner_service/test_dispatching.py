@@ -16,17 +16,18 @@ from tests.tuner_service.test_cli import cli  # noqa: F401
 from tilecore import kernels
 from tilecore.dispatch_reader import load_table, read_table
 from tilecore.errors import TileError
-from tuner_service import dispatching, wiring
-from tuner_service.answer_desk import Answerer
+from tuner_service import wiring
+from tuner_service.answers.desk import Answerer
+from tuner_service.cli import dispatching
 from tuner_service.client import ServiceClient
-from tuner_service.coordinator import Coordinator
-from tuner_service.dispatch_answers import TABLE
-from tuner_service.dispatch_evidence import LoggedSessions
-from tuner_service.dispatch_schemas import DispatchTableRequest
-from tuner_service.dispatch_shapes import AskedTable, read_weights, split_sizes, understand_table
+from tuner_service.coordinator.coordinator import Coordinator
+from tuner_service.coordinator.run_driver import Limits
+from tuner_service.coordinator.workplaces import HostWorkplace
+from tuner_service.dispatch.answers import TABLE
+from tuner_service.dispatch.evidence import LoggedSessions
+from tuner_service.dispatch.schemas import DispatchTableRequest
+from tuner_service.dispatch.shapes import AskedTable, read_weights, split_sizes, understand_table
 from tuner_service.jobs import Effort
-from tuner_service.run_driver import Limits
-from tuner_service.workplaces import HostWorkplace
 
 REQUEST = {"kernel": "gemm", "problem": {"n": 64, "k": 64}, "sizes": {"m": "1:64"}, "samples": 6}
 

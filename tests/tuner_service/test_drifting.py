@@ -6,10 +6,10 @@ from tests.tuner_service.table_measurer import TableMeasurer
 from tests.tuner_service.test_app import GEMM
 from tests.tuner_service.test_remeasure import ask
 from tuner_service import jobs, questions, wiring
-from tuner_service.coordinator import Coordinator
+from tuner_service.coordinator.coordinator import Coordinator
+from tuner_service.coordinator.run_driver import Limits
+from tuner_service.coordinator.workplaces import HostWorkplace
 from tuner_service.drifting import check_after
-from tuner_service.run_driver import Limits
-from tuner_service.workplaces import HostWorkplace
 
 
 class ShiftingMeasurer(TableMeasurer):

@@ -13,17 +13,17 @@ from recommender.hardware import load_profile
 from recommender.measurement import MeasureStatus, Protocol
 from tests.tuner_service.table_measurer import HARDWARE, TableMeasurer
 from tilecore.codegen.nvrtc import load_nvrtc
-from tuner_service.console import print_result
-from tuner_service.coordinator import Coordinator
+from tuner_service.cli.console import print_result
+from tuner_service.cli.offering import counted, offered
+from tuner_service.coordinator.coordinator import Coordinator
+from tuner_service.coordinator.run_driver import Limits
+from tuner_service.coordinator.workplaces import HostWorkplace
 from tuner_service.errors import HardwareNotOffered, InvalidRequest, RunHeld
 from tuner_service.jobs import Effort, submit
-from tuner_service.offering import counted, offered
 from tuner_service.questions import answer, understand
 from tuner_service.report import partial_result
-from tuner_service.run_driver import Limits
 from tuner_service.watch import follow, why_held
 from tuner_service.wiring import host_toolchain, other_devices
-from tuner_service.workplaces import HostWorkplace
 from workers.devices import gpu_devices
 from workers.errors import DeviceMissing
 from workers.pool import LocalPool

@@ -18,7 +18,7 @@ from tests.tuner_service.serving import TestClient
 from tests.tuner_service.table_measurer import HARDWARE, TOOLCHAIN
 from tilecore.tile_config import TileConfig
 from tuner_service.app import create_app
-from tuner_service.cli import run_cli
+from tuner_service.cli.app import run_cli
 from tuner_service.routes.context import BIGINT, decode_cursor, encode_cursor
 
 START = datetime(2026, 3, 1, tzinfo=UTC)

@@ -84,7 +84,7 @@ def test_an_error_that_ends_a_process_is_a_line(settings, command):
     """It was the text of the command line, in the middle of JSON."""
     (settings.data_dir / "tilecore.db").write_bytes(b"no database, and long enough to be read" * 99)
     done = subprocess.run(
-        [sys.executable, "-m", "tuner_service.cli", command], env=settings.environment(),
+        [sys.executable, "-m", "tuner_service", command], env=settings.environment(),
         capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     assert done.returncode == 2, done.stderr

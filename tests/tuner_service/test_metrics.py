@@ -19,10 +19,10 @@ from tests.tuner_service.table_measurer import HARDWARE, TOOLCHAIN, TableMeasure
 from tests.tuner_service.test_app import GEMM
 from tilecore import kernels
 from tuner_service.app import create_app
-from tuner_service.coordinator import Coordinator
+from tuner_service.coordinator.coordinator import Coordinator
+from tuner_service.coordinator.run_driver import Limits
+from tuner_service.coordinator.workplaces import HostWorkplace
 from tuner_service.metrics import Metrics
-from tuner_service.run_driver import Limits
-from tuner_service.workplaces import HostWorkplace
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 GIVEN_BY_PROMETHEUS = {"job", "instance"}

@@ -17,7 +17,7 @@ from recommender.gpu_model import DEFAULT_GPU_CONSTANTS, gpu_terms
 from recommender.hardware import load_profile
 from recommender.measurement import MeasureStatus, Protocol
 from tilecore.codegen.nvrtc import load_nvrtc
-from tuner_service.cli import run_cli
+from tuner_service.cli.app import run_cli
 
 pytestmark = pytest.mark.skipif(load_nvrtc() is None, reason="NVRTC is not installed")
 DEVICE = load_profile("emulated a100")

@@ -29,8 +29,8 @@ from tilecore.target import AVX2, AVX512
 from tilecore.tile_config import TileConfig
 from tuner_service import advice, wiring
 from tuner_service.advice import compile_target, device_of
+from tuner_service.cli.programs import loaded
 from tuner_service.errors import TooManyThreads
-from tuner_service.programs import loaded
 from tuner_service.wiring import detected_host
 
 ROOT = Path(__file__).parents[2]

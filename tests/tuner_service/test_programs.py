@@ -23,15 +23,15 @@ from tilecore.advice import question_of
 from tilecore.codegen.nvrtc import load_nvrtc
 from tilecore.errors import ProgramError, TypeMismatch
 from tuner_service import questions, wiring
-from tuner_service.answers import PROGRAMS
+from tuner_service.answers.answers import PROGRAMS
 from tuner_service.app import create_app
 from tuner_service.client import ServiceClient
-from tuner_service.coordinator import Coordinator
+from tuner_service.coordinator.coordinator import Coordinator
+from tuner_service.coordinator.run_driver import Limits
+from tuner_service.coordinator.workplaces import HostWorkplace
 from tuner_service.errors import Refused, ServiceUnreachable
 from tuner_service.routes import programs as program_routes
 from tuner_service.routes import run_groups
-from tuner_service.run_driver import Limits
-from tuner_service.workplaces import HostWorkplace
 from workers.pool import LocalPool
 
 FILE = Path(programs.__file__)

@@ -11,7 +11,7 @@ from tests.tuner_service.test_programs import JSON, as_data
 from tilecore import kernels
 from tuner_service import questions
 from tuner_service.app import create_app
-from tuner_service.cli import run_cli
+from tuner_service.cli.app import run_cli
 from tuner_service.errors import TooLargeToMeasure
 from tuner_service.room import COPIES, check_room
 from workers.host import MEASURED_BYTES, candidate_memory_bytes

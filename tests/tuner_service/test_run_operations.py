@@ -19,14 +19,14 @@ from tests.tuner_service.test_app import GEMM, coordinate, problem
 from tests.tuner_service.test_cli import cli  # noqa: F401  a fixture
 from tilecore import kernels
 from tuner_service import wiring
-from tuner_service.console import print_group, print_nodes, print_runs
-from tuner_service.coordinator import Coordinator
+from tuner_service.cli.console import print_group, print_nodes, print_runs
+from tuner_service.cli.workload_file import read_workloads
+from tuner_service.coordinator.coordinator import Coordinator
+from tuner_service.coordinator.run_driver import Limits
+from tuner_service.coordinator.workplaces import HostWorkplace
 from tuner_service.jobs import Effort, submit
 from tuner_service.questions import understand
-from tuner_service.run_driver import Limits
 from tuner_service.watch import is_led
-from tuner_service.workload_file import read_workloads
-from tuner_service.workplaces import HostWorkplace
 
 
 def shape(m, **changes):

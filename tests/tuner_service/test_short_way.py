@@ -7,7 +7,7 @@ import pytest
 from tests.tuner_service.serving import TestClient
 from tests.tuner_service.test_app import GEMM, problem
 from tuner_service.app import create_app
-from tuner_service.short_way import ShortWay
+from tuner_service.web.short_way import ShortWay
 
 URL = "/v1/recommendations"
 JSON = {"content-type": "application/json"}

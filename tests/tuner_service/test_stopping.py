@@ -16,7 +16,7 @@ import yaml
 from tests.tuner_service.serving import ServiceProcess, bounded
 from tuner_service.app import create_app
 from tuner_service.settings import Settings
-from tuner_service.stopping import UnderWay
+from tuner_service.web.stopping import UnderWay
 
 ROOT = Path(__file__).parents[2]
 GEMM = {"kernel": "gemm", "problem": {"m": 64, "n": 64, "k": 64}, "max_trials": 3}

@@ -21,8 +21,8 @@ from tests.workers.emulated_faults import StickyDevice
 from tests.workers.fault_toolbox import HARDWARE, FaultToolbox
 from tests.workers.measurer_contract import WAIT_S, MeasurerContract, orphans, screen
 from tests.workers.ray_nodes import node_beside
-from tuner_service.cluster_workplace import ClusterWorkplace
-from tuner_service.run_driver import Limits
+from tuner_service.coordinator.cluster_workplace import ClusterWorkplace
+from tuner_service.coordinator.run_driver import Limits
 from workers.errors import ClusterUnavailable, StaleEpoch
 from workers.measure_bench import MeasureBench
 from workers.offer import resource_name

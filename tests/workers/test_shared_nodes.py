@@ -14,7 +14,7 @@ from recommender.ports import MeasureRequest
 from recommender.workload import Workload
 from tests.workers.fault_toolbox import HARDWARE, WORKLOAD, FaultToolbox, config
 from tilecore.tile_config import TileConfig
-from tuner_service.cluster_workplace import ClusterWorkplace, _Known
+from tuner_service.coordinator.cluster_workplace import ClusterWorkplace, _Known
 from workers.gate import Gate
 from workers.measure_pool import MeasurePool
 from workers.offer import resource_name

@@ -17,7 +17,7 @@ from recommender.errors import UnknownHardware
 from tilecore import kernels
 from tilecore.errors import InvalidProblem, TileError, UnknownKernel
 from tilecore.kernels.definition import KernelDefinition
-from tuner_service.answering import work_out
+from tuner_service.answers.answering import work_out
 from tuner_service.dashboard.charts import Bar, bars
 from tuner_service.dashboard.overview import MOST_DEVICES
 from tuner_service.dashboard.rendering import HOME, page

@@ -12,8 +12,8 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.types import Scope
 
-from tuner_service.access import ANONYMOUS, Principal
 from tuner_service.dashboard import texts
+from tuner_service.web.access import ANONYMOUS, Principal
 
 HOME = "/dashboard"
 PAGES = {

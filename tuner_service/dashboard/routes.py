@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Depends
 
-from tuner_service.access import Needs
 from tuner_service.dashboard import (
     files,
     log,
@@ -15,6 +14,7 @@ from tuner_service.dashboard import (
     studies,
     workload,
 )
+from tuner_service.web.access import Needs
 
 router = APIRouter(include_in_schema=False)
 for part in (overview, runs, studies, log, recommend, workload):

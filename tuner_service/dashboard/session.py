@@ -8,11 +8,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse, Response
 
 from tilecore.errors import TileError
-from tuner_service.access import COOKIE, Keyring, address_of, refusal_headers
 from tuner_service.dashboard.rendering import HOME, page
 from tuner_service.errors import http_status
-from tuner_service.origins import refuse_other_sites
-from tuner_service.problems import problem_response
+from tuner_service.web.access import COOKIE, Keyring, address_of, refusal_headers
+from tuner_service.web.origins import refuse_other_sites
+from tuner_service.web.problems import problem_response
 
 router = APIRouter(prefix=HOME)
 KEPT_S = 12 * 3600

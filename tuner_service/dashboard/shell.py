@@ -12,8 +12,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tuner_service.dashboard.rendering import HOME, render
-from tuner_service.problems import MEDIA_TYPE
 from tuner_service.schemas import Problem
+from tuner_service.web.problems import MEDIA_TYPE
 
 HEADERS = {
     "Content-Security-Policy": (

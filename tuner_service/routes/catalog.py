@@ -12,9 +12,9 @@ from tilecore import kernels
 from tilecore.kernels.definition import KernelDefinition
 from tuner_service.hardware import all_hardware, find_hardware
 from tuner_service.jobs import is_offered
-from tuner_service.problems import documented
 from tuner_service.routes.context import Cursor, Limit, Store, part_of
 from tuner_service.schemas import HardwareOut, HardwarePage, KernelOut
+from tuner_service.web.problems import documented
 from tuner_service.wiring import detected_host
 
 router = APIRouter(tags=["catalog"])

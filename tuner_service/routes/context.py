@@ -16,14 +16,14 @@ from starlette.convertors import StringConvertor, register_url_convertor
 
 from db.records import MAX_INTEGER
 from db.store import SqlStore
-from tuner_service.access import Principal
-from tuner_service.answers import Answers
+from tuner_service.answers.answers import Answers
 from tuner_service.errors import InvalidCursor, InvalidRequest
 from tuner_service.metrics import Metrics
 from tuner_service.model_uploads import ModelUploads
 from tuner_service.settings import Settings
-from tuner_service.streams import OpenStreams
-from tuner_service.studies import StudyEngine
+from tuner_service.studies.ask_tell import StudyEngine
+from tuner_service.web.access import Principal
+from tuner_service.web.streams import OpenStreams
 
 
 class _Name(StringConvertor):

@@ -11,8 +11,8 @@ from tuner_service.operation_schemas import (
     RemovedOut,
     RemovedPage,
 )
-from tuner_service.problems import documented
 from tuner_service.routes.context import Cursor, Limit, Sender, Store, part_of
+from tuner_service.web.problems import documented
 
 router = APIRouter(prefix="/database", tags=["database"])
 

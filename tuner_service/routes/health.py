@@ -10,10 +10,10 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from db.errors import DatabaseUnreachable, SchemaTooOld
 from db.migrate import HEAD, revision
 from db.store import SqlStore
-from tuner_service.access import Needs
-from tuner_service.problems import documented
 from tuner_service.routes.context import AppMetrics, Probes, Store
 from tuner_service.schemas import Health, Readiness
+from tuner_service.web.access import Needs
+from tuner_service.web.problems import documented
 
 router = APIRouter(tags=["health"])
 READY_WITHIN_S = 5.0

@@ -10,9 +10,9 @@ from fastapi import APIRouter, Path, Response
 from db.idempotency import Once
 from db.records import KeyRecord
 from tilecore.tile_config import digest
-from tuner_service.problems import documented
 from tuner_service.routes.context import Cursor, IdempotencyKey, Limit, Store, page_of
 from tuner_service.schemas import KeyOut, KeyPage, KeyRequest, NewKeyOut
+from tuner_service.web.problems import documented
 
 router = APIRouter(prefix="/keys", tags=["keys"])
 Prefix = Annotated[str, Path(max_length=16)]

@@ -17,8 +17,7 @@ from tilecore import kernels
 from tilecore.kernels.definition import MAX_DIMENSION
 from tilecore.tile_config import digest
 from tuner_service.hardware import find_hardware
-from tuner_service.logged import logged_kernel
-from tuner_service.problems import documented
+from tuner_service.log_names import logged_kernel
 from tuner_service.questions import near_workload
 from tuner_service.routes.context import (
     BIGINT,
@@ -30,6 +29,7 @@ from tuner_service.routes.context import (
     encode_cursor,
 )
 from tuner_service.schemas import MAX_THREADS, MeasurementOut, MeasurementPage
+from tuner_service.web.problems import documented
 from tuner_service.wording import in_utc
 
 router = APIRouter(tags=["measurements"])

@@ -10,7 +10,6 @@ from starlette.concurrency import run_in_threadpool
 from db.records import MAX_INTEGER, ModelRecord
 from tilecore import kernels
 from tuner_service.operation_schemas import ModelOut, ModelPage
-from tuner_service.problems import documented
 from tuner_service.routes.context import (
     AppModels,
     Cursor,
@@ -20,6 +19,7 @@ from tuner_service.routes.context import (
     Store,
     page_of,
 )
+from tuner_service.web.problems import documented
 
 router = APIRouter(prefix="/models", tags=["models"])
 ModelId = Annotated[int, Path(ge=1, le=MAX_INTEGER)]

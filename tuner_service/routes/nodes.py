@@ -7,9 +7,9 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 
 from db.records import NodeRecord
-from tuner_service.problems import documented
 from tuner_service.routes.context import Cursor, Limit, Store, page_of
 from tuner_service.schemas import NodeOut, NodePage
+from tuner_service.web.problems import documented
 
 router = APIRouter(prefix="/nodes", tags=["nodes"])
 NodeKey = Annotated[str, Path(max_length=64)]

@@ -10,7 +10,6 @@ from anyio.to_thread import run_sync
 from fastapi import APIRouter, Path, Request, Response
 
 from db.records import ProgramEntry, ProgramRecord
-from tuner_service.problems import documented
 from tuner_service.program_schemas import (
     REQUEST,
     OpenKnobOut,
@@ -29,6 +28,7 @@ from tuner_service.routes.context import (
     Store,
     page_of,
 )
+from tuner_service.web.problems import documented
 from tuner_service.wiring import program_desk
 from workers.program_desk import ReadProgram
 

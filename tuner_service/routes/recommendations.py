@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Depends, Response
 
-from tuner_service.access import Needs
-from tuner_service.dispatch_answers import WAITING, TuningOrder
-from tuner_service.dispatch_schemas import (
+from tuner_service.dispatch.answers import WAITING, TuningOrder
+from tuner_service.dispatch.schemas import (
     DispatchTableOut,
     DispatchTableRequest,
     DispatchTuningOut,
     DispatchTuningRequest,
 )
 from tuner_service.jobs import Effort
-from tuner_service.problems import documented
 from tuner_service.routes.context import AppAnswers, AppSettings, IdempotencyKey, Sender
 from tuner_service.schemas import (
     BatchRequest,
@@ -21,6 +19,8 @@ from tuner_service.schemas import (
     RecommendationRequest,
     RecommendationResponse,
 )
+from tuner_service.web.access import Needs
+from tuner_service.web.problems import documented
 
 PATH = "/recommendations"
 router = APIRouter(tags=["recommendations"])

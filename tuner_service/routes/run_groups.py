@@ -15,7 +15,6 @@ from db.store import SqlStore
 from tilecore.errors import TileError
 from tuner_service.errors import FaultyParts, is_of_request
 from tuner_service.jobs import Effort, check_offered, submit_group
-from tuner_service.problems import documented
 from tuner_service.questions import Question
 from tuner_service.routes.context import AppAnswers, AppSettings, IdempotencyKey, Sender, Store
 from tuner_service.routes.tuning_runs import all_to_wire, understood
@@ -23,6 +22,7 @@ from tuner_service.run_changes import change_group, extend_group
 from tuner_service.schemas import Amendment, Extension, RunGroupOut, TuningRunBatch
 from tuner_service.sent_programs import LIMIT_S
 from tuner_service.settings import Settings
+from tuner_service.web.problems import documented
 from workers.errors import ProgramTooCostly
 
 router = APIRouter(tags=["run groups"])

@@ -12,7 +12,6 @@ from db.store import SqlStore
 from recommender.external import ExternalSpace
 from tuner_service.errors import InvalidRequest
 from tuner_service.hardware import find_hardware
-from tuner_service.problems import documented
 from tuner_service.questions import understand
 from tuner_service.routes.context import (
     BIGINT,
@@ -25,7 +24,7 @@ from tuner_service.routes.context import (
     Store,
     page_of,
 )
-from tuner_service.study_schemas import (
+from tuner_service.studies.schemas import (
     AddRequest,
     Outcome,
     StudyOut,
@@ -36,7 +35,8 @@ from tuner_service.study_schemas import (
     SuggestRequest,
     TellRequest,
 )
-from tuner_service.study_spaces import KernelSpace, written_down
+from tuner_service.studies.spaces import KernelSpace, written_down
+from tuner_service.web.problems import documented
 
 router = APIRouter(prefix="/studies", tags=["studies"])
 StudyId = Annotated[str, Path(max_length=64)]

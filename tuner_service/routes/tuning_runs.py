@@ -14,9 +14,8 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from db.errors import DatabaseLocked, DatabaseUnreachable
 from db.records import RunRecord, TrialRecord
 from db.store import SqlStore
-from tuner_service.answering import asked
+from tuner_service.answers.answering import asked
 from tuner_service.jobs import Effort, submit
-from tuner_service.problems import documented
 from tuner_service.questions import Question
 from tuner_service.report import partial_result
 from tuner_service.routes.context import (
@@ -45,7 +44,8 @@ from tuner_service.schemas import (
     TuningRunRequest,
 )
 from tuner_service.settings import Settings
-from tuner_service.streams import NothingFollows
+from tuner_service.web.problems import documented
+from tuner_service.web.streams import NothingFollows
 
 router = APIRouter(prefix="/tuning-runs", tags=["tuning runs"])
 RunId = Annotated[str, Path(max_length=64)]

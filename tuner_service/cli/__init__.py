@@ -1,0 +1,1 @@
+"""The command line: what it declares (``app*``), does and prints."""

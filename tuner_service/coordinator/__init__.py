@@ -1,0 +1,1 @@
+"""The coordinator, and where its trials are measured."""

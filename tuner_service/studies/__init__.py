@@ -1,0 +1,1 @@
+"""Studies: the search engine for kernels that others run."""

@@ -1,0 +1,1 @@
+"""What requests go through before and after routes: ASGI layers, and the server."""
