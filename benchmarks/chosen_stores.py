@@ -4,9 +4,9 @@
 
 Maxima along columns, running maxima, softmax under a causal mask, leaky ReLU in place (all in
 blocks), and sums whose program guards ends that its blocks reach exactly. "Before" is code without
-passes/settle.py, lowering/cpu/blended.py and ``TirBuilder.frozen``: LLVM stores under masks. One
-thread of the CPU, its time, medians, taken by turns in one process. Every result is compared with
-float64's.
+passes/settle.py, lowering/cpu/nests/blended.py and ``TirBuilder.frozen``: LLVM stores under masks.
+One thread of the CPU, its time, medians, taken by turns in one process. Every result is compared
+with float64's.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import tilecore.language as T
 from benchmarks.against_torch import Case, before_and_now, one_thread, options, write
 from tilecore import kernels
 from tilecore.ir.nodes import PrimFunc
-from tilecore.lowering.cpu import nest
-from tilecore.lowering.cpu.tir import TirBuilder
+from tilecore.lowering.cpu.nests import nest
+from tilecore.lowering.tir import TirBuilder
 from tilecore.passes import pipeline
 
 M = N = 2048

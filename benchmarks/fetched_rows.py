@@ -22,7 +22,8 @@ from torch.nn.functional import linear
 from benchmarks.against_torch import Case, before_and_now, one_thread, options, write
 from tilecore import kernels
 from tilecore.ir.nodes import PrimFunc
-from tilecore.lowering.cpu import few_rows, prefetch
+from tilecore.lowering.cpu import prefetch
+from tilecore.lowering.cpu.gemm import few_rows
 
 SHAPES = ((4096, 4096), (4096, 1024), (1024, 1024), (1024, 4096))  # N, K
 EXPERTS = ((8, 512, 1024, 1024), (128, 1024, 768, 1024))  # their number, rows of all, N, K

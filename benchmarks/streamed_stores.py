@@ -5,8 +5,8 @@
 Scaling, adding and a softmax of rows of 1,024 numbers, outputs of 8 to 64 MiB: the kernel alone,
 with one output or a new one per call, and with a sum of its output by torch after it, which finds
 in the caches what was left there. Medians, taken by turns in one process; "total" is the size of
-all tensors of the kernel, by which tilecore/inference/streams.py decides ("chosen"). Both results
-are compared with float64's.
+all tensors of the kernel, by which tilecore/inference/cpu/streams.py decides ("chosen"). Both
+results are compared with float64's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from benchmarks.cpu import interleaved
 from tilecore import runtime
 from tilecore.artifact import ArtifactStore
 from tilecore.compiler import compile
-from tilecore.inference import streams
+from tilecore.inference.cpu import streams
 from tilecore.ir.nodes import PrimFunc
 
 N = 1024

@@ -1,9 +1,9 @@
 """What the CPU lowering uses where a config leaves a choice open, and tile counts that follow.
 
-Mirrors ``tilecore.inference.cpu``: micro_n = 0 means 2 vectors, micro_m = 0 the most rows that stay
-in registers, pack "auto" means A by groups of rows where enough panels use them, else per block,
-and B once per call where blocks share it; few rows read B in place; on tiles (AMX) two by two of
-them take the place of the register tile, whatever micro_m and micro_n say.
+Mirrors ``tilecore.inference.cpu.infer``: micro_n = 0 means 2 vectors, micro_m = 0 the most rows
+that stay in registers, pack "auto" means A by groups of rows where enough panels use them, else
+per block, and B once per call where blocks share it; few rows read B in place; on tiles (AMX) two
+by two of them take the place of the register tile, whatever micro_m and micro_n say.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from recommender.factored import constant, may_hold
 from recommender.hardware import HardwareProfile
 from recommender.straight_line import same_for_all
 from tilecore.graph import Contraction, Loop, evaluate, free_vars, product
-from tilecore.inference import few_rows, gemm_order, plan
-from tilecore.inference.dots import DOTS, TILE_ROWS, Dot
+from tilecore.inference.cpu import few_rows, gemm_order, plan
+from tilecore.inference.cpu.dots import DOTS, TILE_ROWS, Dot
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Var
 from tilecore.lazy import cached_property

@@ -18,7 +18,7 @@ from recommender.factored import may_hold
 from recommender.hardware import HardwareProfile
 from recommender.straight_line import from_table
 from tilecore.graph import Contraction
-from tilecore.inference.few_rows import MOST_ROWS_AT_ONCE, ROWS_AT_ONCE, streams_of_dots
+from tilecore.inference.cpu.few_rows import MOST_ROWS_AT_ONCE, ROWS_AT_ONCE, streams_of_dots
 from tilecore.ir.nodes import Atomic, Reduce, Scan
 from tilecore.ir.visitor import walk
 from tilecore.passes import wide_blocks

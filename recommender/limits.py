@@ -11,7 +11,7 @@ from recommender.cpu_choices import Columns, Tiling, needed_extents
 from recommender.hardware import HardwareProfile
 from recommender.straight_line import plain
 from tilecore.graph import Bindings, Contraction, TileGraph, evaluate
-from tilecore.inference.dots import TILE_ROWS
+from tilecore.inference.cpu.dots import TILE_ROWS
 from tilecore.kernels.definition import Knob
 from tilecore.tile_config import KnobValue
 

@@ -16,8 +16,8 @@ from recommender.hardware import HardwareProfile
 from tilecore.graph import TileGraph, evaluate
 from tilecore.graph.graph import Launch
 from tilecore.graph.nodes import Access, TileOp
-from tilecore.inference.dots import DOTS
-from tilecore.inference.in_place import is_float_copy
+from tilecore.inference.cpu.dots import DOTS
+from tilecore.inference.cpu.in_place import is_float_copy
 from tilecore.ir.nodes import Buffer, Copy, Reduce
 
 

@@ -21,10 +21,10 @@ from tilecore.artifact import (
 )
 from tilecore.gpu_compiler import compile_gpu, plan_gpu
 from tilecore.gpu_target import GpuTarget
-from tilecore.inference.cpu import infer
+from tilecore.inference.cpu.infer import infer
+from tilecore.inference.cpu.options import CpuOptions
+from tilecore.inference.cpu.plan import CpuPlan
 from tilecore.inference.gpu.plan import GpuPlan
-from tilecore.inference.options import CpuOptions
-from tilecore.inference.plan import CpuPlan
 from tilecore.inference.races import check_races
 from tilecore.inference.tile_bounds import check_tile_bounds
 from tilecore.ir.analysis import written_buffers

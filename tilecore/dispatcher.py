@@ -44,7 +44,7 @@ from tilecore.torch_trace import is_traced, labelled
 MODES = ("auto", "static", "dynamic")
 BEYOND = ("nearest", "error")
 # M = 3 of a GEMM with N = K = 1024 takes 76 % more with a dynamic kernel: products of up to 16 rows
-# have a form of their own (inference/few_rows.py; benchmarks/results/dispatch_2026-11-22.md).
+# have a form of their own (inference/cpu/few_rows.py; benchmarks/results/dispatch_2026-11-22.md).
 FEW = 16
 
 

@@ -11,8 +11,8 @@ from tilecore.amd_target import AmdTarget
 from tilecore.errors import TypeMismatch
 from tilecore.gpu_compiler import lower_gpu
 from tilecore.gpu_target import GpuTarget
+from tilecore.inference.cpu.plan import CpuPlan
 from tilecore.inference.gpu.plan import GpuPlan
-from tilecore.inference.plan import CpuPlan
 from tilecore.ir.nodes import PrimFunc
 from tilecore.ir.printer import format_func
 from tilecore.target import Target

@@ -31,7 +31,8 @@ class TileConfig(Mapping[str, KnobValue]):
     """An immutable, hashable mapping from knob name to value, ordered by name.
 
     Knobs keep the spelling of the program's author (``block_M``, ``num_stages``); knobs of the
-    CPU lowering are ``micro_m``, ``micro_n``, ``pack_a``, ``pack_b`` (``inference/options.py``).
+    CPU lowering are ``micro_m``, ``micro_n``, ``pack_a``, ``pack_b``
+    (``inference/cpu/options.py``).
     """
 
     items_: tuple[tuple[str, KnobValue], ...]

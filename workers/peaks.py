@@ -18,7 +18,7 @@ import numpy as np
 
 from recommender.hardware import HardwareProfile
 from tilecore import amx
-from tilecore.inference.dots import DOTS
+from tilecore.inference.cpu.dots import DOTS
 from tilecore.target import Target, cpu_target
 from workers.correctness import aligned_copy
 from workers.device_lock import WAIT_S, device_lock, lock_path

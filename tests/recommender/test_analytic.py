@@ -14,7 +14,7 @@ from recommender.few_rows_model import joined_blocks
 from recommender.hardware import load_profile
 from recommender.space import SearchSpace
 from tests.recommender.support import GEMM, HOST, space_of, workload
-from tilecore.inference.options import CpuOptions
+from tilecore.inference.cpu.options import CpuOptions
 from tilecore.ir.expr import int_value
 from tilecore.ir.nodes import KernelLaunch
 from tilecore.ir.visitor import walk

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import tilecore.language as T
-from tilecore.inference.cpu import infer
-from tilecore.inference.options import CpuOptions
+from tilecore.inference.cpu.infer import infer
+from tilecore.inference.cpu.options import CpuOptions
 from tilecore.ir.dtype import DType
 from tilecore.passes.pipeline import run_passes
 from tilecore.target import parse_target

@@ -11,7 +11,7 @@ import tilecore as tilelang
 import tilecore.language as T
 from tilecore.compiler import lower
 from tilecore.errors import AssertionFailed
-from tilecore.inference.grain import blocks_of_a_share
+from tilecore.inference.cpu.grain import blocks_of_a_share
 from tilecore.ir.nodes import KernelLaunch, PrimFunc
 from tilecore.ir.visitor import walk
 from tilecore.target import parse_target

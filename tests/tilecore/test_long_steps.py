@@ -8,7 +8,7 @@ from tests.tilecore import products
 from tests.tilecore.x86_paths import here, paths
 from tilecore import runtime
 from tilecore.compiler import compile
-from tilecore.inference.options import CpuOptions
+from tilecore.inference.cpu.options import CpuOptions
 from tilecore.interpreter import run
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import int_value

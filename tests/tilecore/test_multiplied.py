@@ -10,7 +10,7 @@ from tests.tilecore.x86_paths import here, paths
 from tilecore import runtime
 from tilecore.compiler import compile, lower
 from tilecore.interpreter import run
-from tilecore.lowering.cpu.multiplied import MOST, factor
+from tilecore.lowering.cpu.functions.multiplied import MOST, factor
 from tilecore.target import AVX512
 
 PATHS = paths("avx2", "avx512")

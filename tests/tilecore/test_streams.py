@@ -6,7 +6,7 @@ import pytest
 import tilecore.language as T
 from tilecore import compiler, runtime
 from tilecore.compiler import compile
-from tilecore.inference.streams import LEAST_BYTES, MOST_CACHED_BYTES, streamed_tensors
+from tilecore.inference.cpu.streams import LEAST_BYTES, MOST_CACHED_BYTES, streamed_tensors
 from tilecore.ir.dtype import DType
 from tilecore.target import parse_target
 

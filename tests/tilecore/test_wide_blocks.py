@@ -8,7 +8,7 @@ import tilecore.language as T
 from tests.tilecore.products import product
 from tilecore import kernels, runtime
 from tilecore.compiler import compile
-from tilecore.inference.options import CpuOptions
+from tilecore.inference.cpu.options import CpuOptions
 from tilecore.interpreter import run
 from tilecore.ir.expr import int_value
 from tilecore.ir.nodes import KernelLaunch

@@ -7,7 +7,7 @@ import numpy as np
 
 from tilecore.codegen.llvm import assemble, link
 from tilecore.emulator import x86
-from tilecore.lowering.cpu.amx_text import DECLARATIONS
+from tilecore.lowering.cpu.gemm.amx_text import DECLARATIONS
 
 V = FLOATS = "<16 x float>"
 W, B, H, D = "<16 x i32>", "<64 x i8>", "<32 x i16>", "<32 x bfloat>"

@@ -14,9 +14,9 @@ from tvm import tirx as tir
 from tvm.ir.prim.expr import BitwiseAnd, BitwiseOr, RShift
 from tvm.sym.analyzer import Analyzer
 
-from tilecore.lowering.cpu.tir import index
 from tilecore.lowering.cuda.instructions.convert import pack_halves
 from tilecore.lowering.cuda.instructions.math import masked_or
+from tilecore.lowering.tir import index
 
 HALF = 16  # bits
 WORDS = ("int32", "uint32")

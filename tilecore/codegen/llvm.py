@@ -17,7 +17,7 @@ import tvm
 from tvm import tirx as tir
 
 from tilecore.errors import CompileFailed, ToolchainMissing
-from tilecore.lowering.cpu.tir import ASSERTS, target_of
+from tilecore.lowering.tir import ASSERTS, target_of
 from tilecore.target import Target
 
 LINKERS = (

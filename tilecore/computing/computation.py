@@ -79,7 +79,7 @@ from tilecore.computing.reading.windows import in_its_place
 from tilecore.errors import TypeMismatch
 from tilecore.frontend.signature import bound_call
 from tilecore.gpu_target import GpuTarget
-from tilecore.inference import dots
+from tilecore.inference.cpu import dots
 from tilecore.jit_calls import likeness
 from tilecore.runtime.memo import Memo
 from tilecore.target import Target, parse_target

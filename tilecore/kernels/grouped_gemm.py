@@ -27,7 +27,7 @@ from tilecore.kernels.gemm import GEMM
 from tilecore.kernels.gpu.grouped_gemm import GROUPED_GEMM_ON_GPU
 
 # Rows of an expert that read its matrix in place, in as many forms: of B[e, n, k] lanes add up
-# products of two rows in memory, which pays for more rows (inference/few_rows.py).
+# products of two rows in memory, which pays for more rows (inference/cpu/few_rows.py).
 FEW, FEW_TRANSPOSED = (8, 4, 1), (64, 32, 24, 16, 8, 4, 1)
 LAST = (8, 4)  # rows of the last tile of many rows; more are a tile like the others
 FLOATS = ("float32", "float16", "bfloat16")

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from tilecore.ir.expr import ROUNDED
-from tilecore.lowering.cpu.llvm_text import LANES, LlvmFunction
+from tilecore.lowering.llvm_text import LANES, LlvmFunction
 
 ELEMENTS = {"float32": "float", "float64": "double"}
 SIGN, FRACTION, ONE = -(2**63), 2**52 - 1, 1023 << 52

@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from tilecore.inference import few_rows
-from tilecore.inference.options import CpuOptions
-from tilecore.inference.plan import SUMS, TileSource
-from tilecore.inference.regions import gemm_extents
-from tilecore.inference.sources import of_launch
+from tilecore.inference.cpu import few_rows
+from tilecore.inference.cpu.options import CpuOptions
+from tilecore.inference.cpu.plan import SUMS, TileSource
+from tilecore.inference.cpu.regions import gemm_extents
+from tilecore.inference.cpu.sources import of_launch
 from tilecore.inference.uses import Use
 from tilecore.ir.dims import dimensions, value_ranges
 from tilecore.ir.expr import Var

@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tilecore.inference.fusion import together
+from tilecore.inference.cpu.fusion import together
+from tilecore.inference.cpu.plan import FusedNest
 from tilecore.inference.names import EXACT, roots_read
-from tilecore.inference.plan import FusedNest
 from tilecore.ir.analysis import reads
 from tilecore.ir.bounds import Linear, linear, variables
 from tilecore.ir.expr import Const, Expr, Load, Var, cast, const, int_value

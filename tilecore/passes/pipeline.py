@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from tilecore.inference.options import CpuOptions
+from tilecore.inference.cpu.options import CpuOptions
 from tilecore.ir.nodes import PrimFunc
 from tilecore.ir.scaled_gemm import without_factors
 from tilecore.passes import (

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tilecore.inference.fusion import PASSABLE
-from tilecore.inference.handed_on import sets_whole
+from tilecore.inference.cpu.fusion import PASSABLE
+from tilecore.inference.cpu.handed_on import sets_whole
 from tilecore.ir.analysis import kept_axes, read_buffers, written_buffers
 from tilecore.ir.bounds import linear, mentions
 from tilecore.ir.dtype import DType

@@ -1,14 +1,15 @@
 """split_tiles: a tile that a nest computes anew from a copy of a tensor is another tile from there.
 
 ``copy(X, x); ...; x = f(x); ...`` becomes ``copy(X, x); ...; x_new = f(x); ...``. What ``x`` holds
-is then a box of X wherever it is read, so that the copy need not be made (inference/in_place.py).
+is then a box of X wherever it is read, so that the copy need not be made
+(inference/cpu/in_place.py).
 """
 
 from __future__ import annotations
 
 import dataclasses
 
-from tilecore.inference.in_place import is_as_cheap
+from tilecore.inference.cpu.in_place import is_as_cheap
 from tilecore.ir.analysis import covers_whole, overwrites, written_buffers
 from tilecore.ir.nodes import (
     Alloc,

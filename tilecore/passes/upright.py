@@ -12,8 +12,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tilecore.inference.plan import TileSource
-from tilecore.inference.sources import of_launch
+from tilecore.inference.cpu.plan import TileSource
+from tilecore.inference.cpu.sources import of_launch
 from tilecore.inference.uses import Use
 from tilecore.ir.analysis import covers_whole, kept_axes
 from tilecore.ir.bounds import narrowed

@@ -16,7 +16,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from tilecore.inference.plan import TileSource
+from tilecore.inference.cpu.plan import TileSource
 from tilecore.ir.analysis import reads, writes
 from tilecore.ir.bounds import Linear, linear, variables
 from tilecore.ir.dtype import DType

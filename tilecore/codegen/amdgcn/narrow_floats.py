@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilecore.codegen.amdgcn.values import floating
-from tilecore.lowering.cpu.float8 import E8M0, FORMATS, Format
+from tilecore.lowering.cpu.functions.float8 import E8M0, FORMATS, Format
 
 INFINITY, NAN = 0x7F800000, 0x7FC00000
 

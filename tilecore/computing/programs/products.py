@@ -21,7 +21,7 @@ from tilecore.computing.programs.text import (
     program,
     view_of,
 )
-from tilecore.inference.dots import TILE_ROWS
+from tilecore.inference.cpu.dots import TILE_ROWS
 from tilecore.ir.dtype import DType
 from tilecore.tile_config import KnobValue
 

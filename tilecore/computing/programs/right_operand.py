@@ -31,7 +31,7 @@ from tilecore.computing.programs.text import (
     indented,
     program,
 )
-from tilecore.inference.few_rows import FEW
+from tilecore.inference.cpu.few_rows import FEW
 from tilecore.ir.dtype import DType
 
 TILES_OF_RIGHT = {False: ("block_K", "block_N"), True: ("block_N", "block_K")}  # if it is turned

@@ -8,14 +8,14 @@ from typing import Any
 
 from tvm import tirx as tir
 
-from tilecore.inference.storage import Storage, TensorStorage
+from tilecore.inference.cpu.storage import Storage, TensorStorage
 from tilecore.ir.bounds import Interval, Known, begins_anew, step_of, variables
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Load, Var, binary, cast, const, holds
 from tilecore.ir.lane_offsets import Offsets, lane_offsets
 from tilecore.ir.nodes import Buffer
 from tilecore.lowering.cpu import gather, tables
-from tilecore.lowering.cpu.llvm_text import LLVM_TYPES
+from tilecore.lowering.cpu.functions.wrapping import PLAIN, wrapped
 from tilecore.lowering.cpu.place import (
     SHUFFLED,
     LaneMask,
@@ -35,14 +35,14 @@ from tilecore.lowering.cpu.scalar import (
     memory_type,
     value_type,
 )
-from tilecore.lowering.cpu.tir import (
+from tilecore.lowering.llvm_text import LLVM_TYPES
+from tilecore.lowering.tir import (
     TirBuilder,
     add,
     broadcast,
     index,
     typed,
 )
-from tilecore.lowering.cpu.wrapping import PLAIN, wrapped
 from tilecore.target import Target
 
 INT32_MAX = 2**31 - 1

@@ -11,7 +11,7 @@ from typing import Any
 
 from tvm import tirx as tir
 
-from tilecore.inference.storage import CACHE_LINE_BYTES, Storage
+from tilecore.inference.cpu.storage import CACHE_LINE_BYTES, Storage
 from tilecore.ir.analysis import covers_whole, kept_axes
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, int_value
@@ -20,7 +20,7 @@ from tilecore.lowering.cpu.access import INT32_MAX, Accessor, Extent
 from tilecore.lowering.cpu.place import Place, vector_load, vector_store
 from tilecore.lowering.cpu.scalar import convert, kept, zero
 from tilecore.lowering.cpu.shuffles import transpose
-from tilecore.lowering.cpu.tir import TirBuilder, add, index, maximum, minimum, mul, quotient
+from tilecore.lowering.tir import TirBuilder, add, index, maximum, minimum, mul, quotient
 from tilecore.target import Target
 
 PIECE_BYTES = 256  # of a row, read at once by packing

@@ -22,7 +22,7 @@ from tilecore.ir.nodes import Buffer, Reduce, Region, Scan
 from tilecore.lowering.cpu.access import Accessor, Extent
 from tilecore.lowering.cpu.scalar import Scope, constant_of, convert, differs, lower, widen
 from tilecore.lowering.cpu.shuffles import fold_rows
-from tilecore.lowering.cpu.tir import add, mul
+from tilecore.lowering.tir import add, mul
 from tilecore.target import Target
 
 GROUPS = (4, 8, 16)  # lanes of which rows are folded together: a shuffle each

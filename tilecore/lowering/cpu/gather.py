@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from tvm import tirx as tir
 
-from tilecore.inference.storage import Storage
+from tilecore.inference.cpu.storage import Storage
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Call, Cast, Const, Expr, Load, Var, cast
 from tilecore.ir.nodes import Stmt
 from tilecore.ir.visitor import expressions, walk_expr
 from tilecore.lowering.cpu import near
-from tilecore.lowering.cpu.llvm_text import LLVM_TYPES
+from tilecore.lowering.cpu.functions.vector_math import FUNCTIONS
 from tilecore.lowering.cpu.scalar import Scope, convert, from_memory, lower, memory_type, widen
-from tilecore.lowering.cpu.tir import add, broadcast, vector_type
-from tilecore.lowering.cpu.vector_math import FUNCTIONS
+from tilecore.lowering.llvm_text import LLVM_TYPES
+from tilecore.lowering.tir import add, broadcast, vector_type
 
 if TYPE_CHECKING:
     from tilecore.lowering.cpu.access import Accessor

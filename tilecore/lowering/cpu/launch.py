@@ -10,8 +10,8 @@ from typing import Any
 
 from tvm import tirx as tir
 
-from tilecore.inference.grain import blocks_of_a_share, tiles_of_a_share
-from tilecore.inference.plan import DOTS, PANELS, SUMS, LaunchPlan, TilePlan
+from tilecore.inference.cpu.grain import blocks_of_a_share, tiles_of_a_share
+from tilecore.inference.cpu.plan import DOTS, PANELS, SUMS, LaunchPlan, TilePlan
 from tilecore.ir.analysis import kept_axes, pads
 from tilecore.ir.bounds import NON_NEGATIVE, ends
 from tilecore.ir.expr import Expr, cast, int_value
@@ -44,30 +44,30 @@ from tilecore.ir.trips import trip_count
 from tilecore.ir.visitor import has_jump, walk
 from tilecore.lowering.cpu import stream
 from tilecore.lowering.cpu.access import Accessor
-from tilecore.lowering.cpu.amx import TileLowering, configured
 from tilecore.lowering.cpu.atomic import emit_atomic
-from tilecore.lowering.cpu.code_nest import CodeNestLowering, decodes
-from tilecore.lowering.cpu.computed import ComputedLowering
 from tilecore.lowering.cpu.copy import Box, is_pack, is_row_copy, packing_tasks, row_copy
-from tilecore.lowering.cpu.dot import DotLowering
-from tilecore.lowering.cpu.entry_nest import EntryNestLowering, coded
-from tilecore.lowering.cpu.few_rows import DotsLowering, SumsLowering
 from tilecore.lowering.cpu.fold import FoldLowering
-from tilecore.lowering.cpu.fused import FusedLowering
-from tilecore.lowering.cpu.gemm import GemmLowering
-from tilecore.lowering.cpu.group_nest import GroupNestLowering, fills_groups
-from tilecore.lowering.cpu.groups import packer_for
-from tilecore.lowering.cpu.nest import NestLowering
+from tilecore.lowering.cpu.gemm.amx import TileLowering, configured
+from tilecore.lowering.cpu.gemm.computed import ComputedLowering
+from tilecore.lowering.cpu.gemm.dot import DotLowering
+from tilecore.lowering.cpu.gemm.few_rows import DotsLowering, SumsLowering
+from tilecore.lowering.cpu.gemm.groups import packer_for
+from tilecore.lowering.cpu.gemm.packed_gemm import GemmLowering
+from tilecore.lowering.cpu.gemm.strided import box_place
+from tilecore.lowering.cpu.nests.code_nest import CodeNestLowering, decodes
+from tilecore.lowering.cpu.nests.entry_nest import EntryNestLowering, coded
+from tilecore.lowering.cpu.nests.fused import FusedLowering
+from tilecore.lowering.cpu.nests.group_nest import GroupNestLowering, fills_groups
+from tilecore.lowering.cpu.nests.nest import NestLowering
+from tilecore.lowering.cpu.nests.panel_nest import PanelNestLowering, fills_panels
+from tilecore.lowering.cpu.nests.transposed import TransposedLowering, transposes
+from tilecore.lowering.cpu.nests.window_nest import WindowLowering, window_of
 from tilecore.lowering.cpu.output import Assertions, emit_print
-from tilecore.lowering.cpu.panel_nest import PanelNestLowering, fills_panels
 from tilecore.lowering.cpu.place import Place
 from tilecore.lowering.cpu.scalar import memory_type
 from tilecore.lowering.cpu.scan import RowScanLowering
-from tilecore.lowering.cpu.strided import box_place
-from tilecore.lowering.cpu.tir import add, maximum, minimum, mul, quotient, remainder
-from tilecore.lowering.cpu.transposed import TransposedLowering, transposes
 from tilecore.lowering.cpu.views import bind_let, declare
-from tilecore.lowering.cpu.window_nest import WindowLowering, window_of
+from tilecore.lowering.tir import add, maximum, minimum, mul, quotient, remainder
 from tilecore.target import Target
 
 FORMS = {PANELS: GemmLowering, DOTS: DotsLowering, SUMS: SumsLowering}

@@ -9,7 +9,7 @@ from typing import Any
 from tvm import tirx as tir
 
 from tilecore.errors import UnsupportedOnTarget
-from tilecore.inference.plan import CpuPlan
+from tilecore.inference.cpu.plan import CpuPlan
 from tilecore.ir.bounds import narrowed
 from tilecore.ir.expr import Binary, Call, Expr
 from tilecore.ir.nodes import (
@@ -26,15 +26,15 @@ from tilecore.ir.nodes import (
 )
 from tilecore.ir.visitor import buffers_of, expressions, walk, walk_expr
 from tilecore.lowering import rounding
-from tilecore.lowering.cpu import division, float8, vector_math
 from tilecore.lowering.cpu.access import Accessor
+from tilecore.lowering.cpu.functions import division, float8, vector_math
 from tilecore.lowering.cpu.launch import LaunchLowering
-from tilecore.lowering.cpu.lets import lets_of_places
+from tilecore.lowering.cpu.nests.lets import lets_of_places
 from tilecore.lowering.cpu.output import emit_assert
 from tilecore.lowering.cpu.params import kept_memory, lower_params
 from tilecore.lowering.cpu.scalar import check_dtypes
-from tilecore.lowering.cpu.tir import TirBuilder
 from tilecore.lowering.cpu.views import bind_let, declare
+from tilecore.lowering.tir import TirBuilder
 from tilecore.target import Target
 
 

@@ -7,9 +7,9 @@ Resampled images read so. Other lanes are gathered.
 
 from __future__ import annotations
 
-from tilecore.lowering.cpu.avx512 import LOOK_UP
-from tilecore.lowering.cpu.llvm_text import literals
+from tilecore.lowering.cpu.functions.avx512 import LOOK_UP
 from tilecore.lowering.cpu.tables import PERMUTE
+from tilecore.lowering.llvm_text import literals
 
 TYPES = ("float32", "int32", "uint32")
 

@@ -14,7 +14,7 @@ from tilecore.ir.nodes import Assert, KernelLaunch, Print
 from tilecore.ir.visitor import walk
 from tilecore.lowering.cpu.access import Accessor
 from tilecore.lowering.cpu.scalar import convert
-from tilecore.lowering.cpu.tir import TirBuilder, index
+from tilecore.lowering.tir import TirBuilder, index
 
 _DECLARATIONS = "declare i32 @printf(ptr, ...)\ndeclare i32 @fflush(ptr)"
 

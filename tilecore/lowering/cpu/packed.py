@@ -10,8 +10,8 @@ from typing import Any
 
 from tvm import tirx as tir
 
-from tilecore.lowering.cpu.llvm_text import shuffle_order, splat
-from tilecore.lowering.cpu.tir import TirBuilder, add, index, mul, vector_type
+from tilecore.lowering.llvm_text import shuffle_order, splat
+from tilecore.lowering.tir import TirBuilder, add, index, mul, vector_type
 
 _HEAD = "define linkonce_odr hidden"
 

@@ -13,15 +13,15 @@ from typing import Any
 
 from tvm import tirx as tir
 
-from tilecore.inference.plan import TilePlan
-from tilecore.inference.storage import Storage, TensorStorage
+from tilecore.inference.cpu.plan import TilePlan
+from tilecore.inference.cpu.storage import Storage, TensorStorage
 from tilecore.ir.dims import extents_of, solve, value_ranges
 from tilecore.ir.expr import Expr, Var, cast, known_or
 from tilecore.ir.nodes import Buffer, PrimFunc
 from tilecore.lowering.cpu.access import INT32_MAX, Accessor
 from tilecore.lowering.cpu.place import Place
 from tilecore.lowering.cpu.scalar import BYTES, PACKED, convert, memory_type
-from tilecore.lowering.cpu.tir import typed
+from tilecore.lowering.tir import typed
 
 NARROW_FLOATS = ("float16", *PACKED)  # passed as float32
 

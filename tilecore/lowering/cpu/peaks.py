@@ -10,10 +10,10 @@ from typing import Any
 
 from tvm import tirx as tir
 
-from tilecore.inference.dots import TILE_ROWS, Dot
+from tilecore.inference.cpu.dots import TILE_ROWS, Dot
 from tilecore.ir.dtype import DType
-from tilecore.lowering.cpu import amx
-from tilecore.lowering.cpu.tir import TirBuilder, vector_type
+from tilecore.lowering.cpu.gemm import amx
+from tilecore.lowering.tir import TirBuilder, vector_type
 from tilecore.target import Target
 
 # Enough independent chains for 2 ports x 4-5 cycles of latency, few enough to stay in registers:

@@ -8,11 +8,12 @@ from typing import Any
 
 from tvm import tirx as tir
 
-from tilecore.inference.storage import Storage, TensorStorage
+from tilecore.inference.cpu.storage import Storage, TensorStorage
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, binary
 from tilecore.ir.lane_offsets import Offsets
-from tilecore.lowering.cpu import bfloat16, stream
+from tilecore.lowering.cpu import stream
+from tilecore.lowering.cpu.functions import bfloat16
 from tilecore.lowering.cpu.packed import load_codes, store_codes
 from tilecore.lowering.cpu.scalar import (
     convert,
@@ -23,7 +24,7 @@ from tilecore.lowering.cpu.scalar import (
     zero,
 )
 from tilecore.lowering.cpu.shuffles import spread
-from tilecore.lowering.cpu.tir import TirBuilder, add, broadcast, index, minimum, ramp, vector_type
+from tilecore.lowering.tir import TirBuilder, add, broadcast, index, minimum, ramp, vector_type
 
 SHUFFLED = 2  # elements per lane that are loaded to choose from
 

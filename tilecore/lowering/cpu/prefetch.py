@@ -6,7 +6,7 @@ from typing import Any
 
 from tvm import tirx as tir
 
-from tilecore.lowering.cpu.tir import TirBuilder, index
+from tilecore.lowering.tir import TirBuilder, index
 
 L1, L2 = 3, 2  # LLVM's word for it: locality
 CALL = "call void @llvm.prefetch.p0(ptr {}, i32 0, i32 {}, i32 1)"  # to read, to which, data

@@ -36,10 +36,10 @@ from tilecore.ir.expr import (
 )
 from tilecore.ir.lane_offsets import lane_values
 from tilecore.lowering import rounding
-from tilecore.lowering.cpu import float8, quotients, vector_math
-from tilecore.lowering.cpu.division import divide
-from tilecore.lowering.cpu.tir import broadcast, index, ramp, vector_type
-from tilecore.lowering.cpu.wrapping import FLAGGED, PLAIN
+from tilecore.lowering.cpu.functions import float8, quotients, vector_math
+from tilecore.lowering.cpu.functions.division import divide
+from tilecore.lowering.cpu.functions.wrapping import FLAGGED, PLAIN
+from tilecore.lowering.tir import broadcast, index, ramp, vector_type
 
 SUPPORTED = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",

@@ -16,8 +16,8 @@ from tilecore.ir.fold import STEPS
 from tilecore.ir.nodes import Scan
 from tilecore.lowering.cpu.access import Accessor
 from tilecore.lowering.cpu.fold import FoldLowering
-from tilecore.lowering.cpu.llvm_text import LLVM_TYPES, shuffle_order
-from tilecore.lowering.cpu.tir import add, broadcast, mul, vector_type
+from tilecore.lowering.llvm_text import LLVM_TYPES, shuffle_order
+from tilecore.lowering.tir import add, broadcast, mul, vector_type
 from tilecore.target import Target
 
 

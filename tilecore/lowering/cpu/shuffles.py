@@ -7,8 +7,8 @@ from typing import Any
 
 from tvm import tirx as tir
 
-from tilecore.lowering.cpu.llvm_text import LLVM_TYPES, shuffle_order
-from tilecore.lowering.cpu.tir import TirBuilder, vector_type
+from tilecore.lowering.llvm_text import LLVM_TYPES, shuffle_order
+from tilecore.lowering.tir import TirBuilder, vector_type
 
 
 def transpose(builder: TirBuilder, rows: list[Any], lanes: int) -> list[Any]:

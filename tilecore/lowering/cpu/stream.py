@@ -7,8 +7,8 @@ from typing import Any
 from tvm import tirx as tir
 
 from tilecore.ir.dtype import DType
-from tilecore.lowering.cpu.llvm_text import LLVM_TYPES
-from tilecore.lowering.cpu.tir import TirBuilder, index
+from tilecore.lowering.llvm_text import LLVM_TYPES
+from tilecore.lowering.tir import TirBuilder, index
 
 FENCE = "tilecore_fence"
 HINT = "!tilecore_stream"

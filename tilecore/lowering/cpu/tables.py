@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilecore.lowering.cpu.llvm_text import shuffle_order, splat
-from tilecore.lowering.cpu.tir import TirBuilder, vector_type
+from tilecore.lowering.llvm_text import shuffle_order, splat
+from tilecore.lowering.tir import TirBuilder, vector_type
 
 SIZES = (2, 4, 8, 16)  # entries
 

@@ -15,7 +15,6 @@ from tilecore.inference.gpu.places import Slots
 from tilecore.ir.bounds import Interval, Known
 from tilecore.ir.expr import Expr, Load, Var, binary, cast, const, int_value
 from tilecore.ir.nodes import Buffer
-from tilecore.lowering.cpu.tir import add, index, mul
 from tilecore.lowering.cuda.builder import CudaBuilder
 from tilecore.lowering.cuda.instruction_set import InstructionSet
 from tilecore.lowering.cuda.instructions.base import Instruction
@@ -28,6 +27,7 @@ from tilecore.lowering.cuda.memory import (
     Turn,
 )
 from tilecore.lowering.cuda.scalar import Scope, constant, convert, from_memory, lower, to_memory
+from tilecore.lowering.tir import add, index, mul
 
 INT32_MAX = 2**31 - 1
 AccessKey = tuple[Buffer, tuple[int, ...], bool]

@@ -15,8 +15,8 @@ import tilecore.lowering.cuda.instructions as ptx
 from tilecore.inference.gpu.plan import Box, OwnRows, SharedLayout
 from tilecore.ir.nodes import RUNS_ON, Buffer, Copy, For, Region, Stmt
 from tilecore.ir.visitor import walk
-from tilecore.lowering.cpu.tir import add, index, mul, remainder
 from tilecore.lowering.cuda.memory import SharedPlace
+from tilecore.lowering.tir import add, index, mul, remainder
 
 if TYPE_CHECKING:
     from tilecore.lowering.cuda.lower import LaunchLowering

@@ -10,7 +10,7 @@ import tvm
 from tvm import tirx as tir
 
 from tilecore.errors import SourceSpan
-from tilecore.lowering.cpu.tir import TirBuilder, index, ramp
+from tilecore.lowering.tir import TirBuilder, index, ramp
 
 UNROLLED = 3  # of TVM's kinds of loops: kept as `#pragma unroll`
 DATA_PARALLEL = 1  # kind of an iteration variable that is bound to threads

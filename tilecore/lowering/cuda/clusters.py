@@ -17,13 +17,13 @@ from tilecore.ir.clusters import uses_clusters
 from tilecore.ir.expr import Load, Var
 from tilecore.ir.nodes import Arrive, ClusterCopy
 from tilecore.ir.visitor import walk
-from tilecore.lowering.cpu.tir import add, index, mul, remainder
 from tilecore.lowering.cuda.boxes import boxes_of
 from tilecore.lowering.cuda.memory import is_first_copy, only
 from tilecore.lowering.cuda.nests import NestLowering, PointLoops
 from tilecore.lowering.cuda.scalar import convert, memory_type, to_memory
 from tilecore.lowering.cuda.tensors import unsupported
 from tilecore.lowering.cuda.vector import copy_bytes
+from tilecore.lowering.tir import add, index, mul, remainder
 
 if TYPE_CHECKING:
     from tilecore.lowering.cuda.lower import LaunchLowering

@@ -14,7 +14,6 @@ from tilecore.inference.gpu.scratch import folded_digits, folds_in_warp, lanes_o
 from tilecore.ir.expr import Load, Var
 from tilecore.ir.fold import STEPS, fold_dtype, identity
 from tilecore.ir.nodes import Reduce, Scan
-from tilecore.lowering.cpu.tir import add, index, mul, quotient, remainder
 from tilecore.lowering.cuda.access import Accessor
 from tilecore.lowering.cuda.memory import FragmentPlace, is_first_copy, only
 from tilecore.lowering.cuda.nests import PointLoops
@@ -27,6 +26,7 @@ from tilecore.lowering.cuda.scalar import (
     operate,
     value_type,
 )
+from tilecore.lowering.tir import add, index, mul, quotient, remainder
 
 
 class FoldLowering:

@@ -10,8 +10,8 @@ from tilecore.ir.expr import cast, int_value
 from tilecore.ir.nodes import For, Gemm, Store
 from tilecore.ir.trips import trip_count
 from tilecore.ir.visitor import distinct, loads, regions, walk
-from tilecore.lowering.cpu.tir import add, maximum, mul
 from tilecore.lowering.cuda.nests import NestLowering
+from tilecore.lowering.tir import add, maximum, mul
 
 if TYPE_CHECKING:
     from tilecore.lowering.cuda.lower import LaunchLowering

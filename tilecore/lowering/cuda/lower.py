@@ -25,7 +25,6 @@ from tilecore.ir.fold import reducer_update
 from tilecore.ir.length import is_kept
 from tilecore.ir.nodes import Buffer, For, Stmt
 from tilecore.ir.visitor import loads
-from tilecore.lowering.cpu.tir import add, index, mul, quotient, typed
 from tilecore.lowering.cuda.access import Accessor
 from tilecore.lowering.cuda.boxes import (
     TensorMap,
@@ -69,6 +68,7 @@ from tilecore.lowering.cuda.threads import (
 )
 from tilecore.lowering.cuda.views import declare
 from tilecore.lowering.cuda.wgmma import WARPGROUP
+from tilecore.lowering.tir import add, index, mul, quotient, typed
 
 PRODUCTS: dict[str, type[ProductLowering]] = {
     "mma": MmaLowering, "fma": FmaLowering, "mfma": MfmaLowering, "quads": QuadLowering,

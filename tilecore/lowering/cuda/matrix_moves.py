@@ -11,11 +11,11 @@ from tilecore.inference.gpu.loops import Access
 from tilecore.inference.gpu.matrix_moves import ROW_ELEMENTS
 from tilecore.inference.gpu.plan import MatrixMove
 from tilecore.ir.expr import const
-from tilecore.lowering.cpu.tir import add, mul, quotient, remainder
 from tilecore.lowering.cuda.access import access_key
 from tilecore.lowering.cuda.memory import slot_index, thread_index
 from tilecore.lowering.cuda.nests import NestLowering
 from tilecore.lowering.cuda.scalar import memory_type
+from tilecore.lowering.tir import add, mul, quotient, remainder
 
 WARP = 32
 

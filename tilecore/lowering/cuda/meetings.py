@@ -15,10 +15,10 @@ from tilecore.ir.clusters import SYNCS
 from tilecore.ir.named_barriers import ARRIVES, MEETS, MOST, named
 from tilecore.ir.nodes import RUNS_ON, Stmt
 from tilecore.ir.visitor import has_jump, walk
-from tilecore.lowering.cpu.tir import index
 from tilecore.lowering.cuda.hidden_writes import HiddenWrites
 from tilecore.lowering.cuda.tensors import unsupported
 from tilecore.lowering.cuda.threads import emit_arrive
+from tilecore.lowering.tir import index
 
 if TYPE_CHECKING:
     from tilecore.lowering.cuda.lower import LaunchLowering

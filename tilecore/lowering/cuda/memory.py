@@ -13,8 +13,8 @@ from tilecore.inference.gpu.distribution import Distribution
 from tilecore.inference.gpu.places import Slots
 from tilecore.inference.gpu.plan import CHUNK_BYTES, SharedLayout
 from tilecore.ir.expr import Expr
-from tilecore.lowering.cpu.tir import add, index, mul, quotient, remainder
 from tilecore.lowering.cuda.builder import CudaBuilder
+from tilecore.lowering.tir import add, index, mul, quotient, remainder
 
 
 @dataclass(frozen=True, slots=True, eq=False)

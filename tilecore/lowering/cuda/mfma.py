@@ -9,13 +9,13 @@ from tvm import tirx as tir
 
 from tilecore.inference.gpu.plan import Operand
 from tilecore.ir.nodes import Region
-from tilecore.lowering.cpu.tir import add, mul, quotient, remainder
 from tilecore.lowering.cuda.instructions import wave
 from tilecore.lowering.cuda.memory import thread_index
 from tilecore.lowering.cuda.narrow import upper_half
 from tilecore.lowering.cuda.products import MmaLowering
 from tilecore.lowering.cuda.scalar import from_memory, memory_type
 from tilecore.lowering.cuda.vector import copy_bytes
+from tilecore.lowering.tir import add, mul, quotient, remainder
 
 WAVE = 64
 ATOM = 16

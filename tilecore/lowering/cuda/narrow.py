@@ -1,13 +1,13 @@
 """Narrow floats: from the bits in memory to float32 and back, rounded to nearest even.
 
-Results are those of torch, as on CPUs (``lowering/cpu/float8.py`` has the formats).
+Results are those of torch, as on CPUs (``lowering/cpu/functions/float8.py`` has the formats).
 """
 
 from __future__ import annotations
 
 import functools
 
-from tilecore.lowering.cpu.float8 import E8M0, FORMATS, Format
+from tilecore.lowering.cpu.functions.float8 import E8M0, FORMATS, Format
 from tilecore.lowering.cuda.instructions.base import Instruction
 
 # What CUDA's conversion to bfloat16 computes, for the emulator.

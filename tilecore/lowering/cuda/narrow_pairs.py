@@ -16,10 +16,10 @@ from tilecore.inference.gpu.distribution import Distribution
 from tilecore.inference.gpu.places import Slots, slots_of
 from tilecore.inference.gpu.plan import NestPlan
 from tilecore.ir.nodes import Buffer, Copy
-from tilecore.lowering.cpu.tir import index
 from tilecore.lowering.cuda.access import Accessor
 from tilecore.lowering.cuda.memory import FragmentPlace
 from tilecore.lowering.cuda.nests import NestLowering
+from tilecore.lowering.tir import index
 
 NARROW = ("bfloat16", "float16")
 

@@ -16,7 +16,6 @@ from tilecore.inference.gpu.plan import Gather, NestPlan
 from tilecore.ir.expr import Expr, Load, Var, const, int_value
 from tilecore.ir.nodes import Copy, Stmt
 from tilecore.ir.visitor import has_loads
-from tilecore.lowering.cpu.tir import add, index, mul
 from tilecore.lowering.cuda.access import Accessor
 from tilecore.lowering.cuda.instructions import async_copy
 from tilecore.lowering.cuda.memory import (
@@ -30,6 +29,7 @@ from tilecore.lowering.cuda.memory import (
     thread_index,
 )
 from tilecore.lowering.cuda.wide import WideMoves
+from tilecore.lowering.tir import add, index, mul
 
 UNROLLED_SLOTS = 64  # points of a thread that are written out where no fragment asks for it
 # Those of less than a word whose loads may lie outside of a tensor: each holds a register, and its

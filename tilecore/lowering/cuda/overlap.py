@@ -11,8 +11,8 @@ from tvm import tirx as tir
 from tilecore.inference.gpu.plan import Overlap, Pipeline
 from tilecore.ir.nodes import Copy, Stmt
 from tilecore.ir.visitor import roots_of
-from tilecore.lowering.cpu.tir import add, index
 from tilecore.lowering.cuda.stages import use_stage
+from tilecore.lowering.tir import add, index
 
 if TYPE_CHECKING:
     from tilecore.lowering.cuda.pipelines import BoxPipelines

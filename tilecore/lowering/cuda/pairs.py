@@ -16,7 +16,7 @@ import tilecore.lowering.cuda.instructions as ptx
 from tilecore.inference.gpu.pairs import counted_words, told_barriers
 from tilecore.ir.expr import const
 from tilecore.ir.nodes import Arrive, Buffer
-from tilecore.lowering.cpu.tir import add, index, mul, quotient, remainder
+from tilecore.lowering.tir import add, index, mul, quotient, remainder
 
 if TYPE_CHECKING:
     from tilecore.lowering.cuda.lower import LaunchLowering

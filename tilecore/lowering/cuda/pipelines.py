@@ -21,7 +21,6 @@ from tilecore.inference.gpu.tensor_products import only_product
 from tilecore.ir import nodes
 from tilecore.ir.nodes import Copy, For, Gemm, Stmt
 from tilecore.ir.visitor import buffers_of, walk
-from tilecore.lowering.cpu.tir import add, index, mul, remainder
 from tilecore.lowering.cuda.boxes import boxes_of, prefetch_maps
 from tilecore.lowering.cuda.memory import only
 from tilecore.lowering.cuda.nests import AsyncCopyLowering
@@ -29,6 +28,7 @@ from tilecore.lowering.cuda.overlap import OverlappedLoop
 from tilecore.lowering.cuda.stages import Ring, use_stage
 from tilecore.lowering.cuda.tensor_pipelines import TensorPipeline, frees_by_commit
 from tilecore.lowering.cuda.wgmma import WgmmaLowering
+from tilecore.lowering.tir import add, index, mul, remainder
 
 if TYPE_CHECKING:
     from tilecore.lowering.cuda.lower import LaunchLowering

@@ -13,7 +13,6 @@ from typing import Any
 from tvm import tirx as tir
 
 from tilecore.inference.gpu.plan import NestPlan
-from tilecore.lowering.cpu.tir import add, index, mul, remainder
 from tilecore.lowering.cuda.access import Accessor
 from tilecore.lowering.cuda.instructions.wave import schedule_fence
 from tilecore.lowering.cuda.memory import TensorPlace, is_first_copy
@@ -22,6 +21,7 @@ from tilecore.lowering.cuda.pipelines import AsyncPipeline
 from tilecore.lowering.cuda.scalar import memory_type
 from tilecore.lowering.cuda.stages import use_stage
 from tilecore.lowering.cuda.vector import copy_bytes
+from tilecore.lowering.tir import add, index, mul, remainder
 
 
 class RegisterPipeline(AsyncPipeline):

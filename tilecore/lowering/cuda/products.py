@@ -15,7 +15,6 @@ from tilecore.inference.gpu.plan import GemmPlan, Operand
 from tilecore.ir.analysis import kept_axes
 from tilecore.ir.expr import Const, Expr, Load, Var, binary, const
 from tilecore.ir.nodes import Region
-from tilecore.lowering.cpu.tir import add, mul, quotient, remainder
 from tilecore.lowering.cuda.access import Accessor
 from tilecore.lowering.cuda.memory import (
     FragmentPlace,
@@ -25,6 +24,7 @@ from tilecore.lowering.cuda.memory import (
 )
 from tilecore.lowering.cuda.nests import PointLoops
 from tilecore.lowering.cuda.scalar import constant, convert, memory_type, to_memory, value_type
+from tilecore.lowering.tir import add, mul, quotient, remainder
 
 WARP = 32
 WARPGROUP = 128

@@ -9,10 +9,10 @@ import tilecore.lowering.cuda.instructions as ptx
 from tilecore.inference.gpu.plan import Operand
 from tilecore.inference.gpu.quads import ATOM, EACH, SUMS
 from tilecore.ir.nodes import Region
-from tilecore.lowering.cpu.tir import add, mul
 from tilecore.lowering.cuda.memory import thread_index
 from tilecore.lowering.cuda.products import MmaLowering
 from tilecore.lowering.cuda.vector import copy_bytes
+from tilecore.lowering.tir import add, mul
 
 
 class QuadLowering(MmaLowering):

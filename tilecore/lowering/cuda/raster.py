@@ -9,8 +9,8 @@ from tilecore.ir import nodes
 from tilecore.ir.expr import int_value
 from tilecore.ir.nodes import KernelLaunch
 from tilecore.ir.visitor import walk
-from tilecore.lowering.cpu.tir import add, minimum, mul, quotient, remainder
 from tilecore.lowering.cuda.builder import CudaBuilder
+from tilecore.lowering.tir import add, minimum, mul, quotient, remainder
 
 
 def rasterized(

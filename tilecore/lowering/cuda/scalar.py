@@ -33,12 +33,12 @@ from tilecore.ir.expr import (
     Var,
 )
 from tilecore.ir.halves import element_of
-from tilecore.lowering.cpu import float8
-from tilecore.lowering.cpu.tir import index
+from tilecore.lowering.cpu.functions import float8
 from tilecore.lowering.cuda.instructions.base import C_TYPES, Instruction
 from tilecore.lowering.cuda.instructions.math import fma_halves, rounded
 from tilecore.lowering.cuda.integers import converted, hidden, literal, wrapped
 from tilecore.lowering.cuda.narrow import narrow, widen
+from tilecore.lowering.tir import index
 
 if TYPE_CHECKING:
     from tilecore.lowering.cuda.builder import CudaBuilder

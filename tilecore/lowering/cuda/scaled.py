@@ -13,8 +13,8 @@ from tilecore.inference.gpu.plan import Operand
 from tilecore.inference.gpu.scaled import SELECTED, unit_of
 from tilecore.ir.expr import Load, Var
 from tilecore.ir.scaled_gemm import WORD, word_at
-from tilecore.lowering.cpu.tir import add, index, mul, quotient, remainder
 from tilecore.lowering.cuda.products import WARP, MmaLowering
+from tilecore.lowering.tir import add, index, mul, quotient, remainder
 
 Part = tuple[int, int, int]
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from tvm import tirx as tir
 
 from tilecore.ir.nodes import Buffer
-from tilecore.lowering.cpu.tir import add, index, quotient, remainder
 from tilecore.lowering.cuda.builder import CudaBuilder
 from tilecore.lowering.cuda.memory import SharedPlace
+from tilecore.lowering.tir import add, index, quotient, remainder
 
 if TYPE_CHECKING:
     from tilecore.lowering.cuda.lower import LaunchLowering

@@ -11,8 +11,8 @@ from tilecore.inference.gpu.matrix_units import operand_kind
 from tilecore.inference.gpu.plan import GemmPlan, Operand
 from tilecore.ir.expr import Const
 from tilecore.ir.nodes import Region
-from tilecore.lowering.cpu.tir import add, index, mul, quotient, remainder
 from tilecore.lowering.cuda.memory import SharedPlace
+from tilecore.lowering.tir import add, index, mul, quotient, remainder
 
 if TYPE_CHECKING:
     from tilecore.lowering.cuda.lower import LaunchLowering

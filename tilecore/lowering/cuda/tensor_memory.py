@@ -15,12 +15,12 @@ from tilecore.inference.gpu.tensor_memory import tensor_words
 from tilecore.ir.clusters import multiplies_in_pairs
 from tilecore.ir.expr import Load, Var, int_value
 from tilecore.ir.nodes import Arrive, Fill, Region, Stmt
-from tilecore.lowering.cpu.tir import add, index, mul, quotient, remainder
 from tilecore.lowering.cuda.memory import FragmentPlace, is_first_copy, only
 from tilecore.lowering.cuda.nests import PointLoops
 from tilecore.lowering.cuda.pairs import BlockPairs
 from tilecore.lowering.cuda.products import matrix_indices
 from tilecore.lowering.cuda.scalar import convert, from_memory, memory_type, to_memory
+from tilecore.lowering.tir import add, index, mul, quotient, remainder
 
 if TYPE_CHECKING:
     from tilecore.lowering.cuda.lower import LaunchLowering

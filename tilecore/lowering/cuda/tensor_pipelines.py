@@ -9,9 +9,9 @@ from tilecore.inference.gpu.plan import Pipeline
 from tilecore.inference.gpu.tensor_products import only_product
 from tilecore.ir.nodes import ChunkCopy, Copy, Gemm
 from tilecore.ir.visitor import children
-from tilecore.lowering.cpu.tir import add
 from tilecore.lowering.cuda.stages import use_stage
 from tilecore.lowering.cuda.tensor_scaled import issue_chunks, product_of
+from tilecore.lowering.tir import add
 
 if TYPE_CHECKING:
     from tilecore.lowering.cuda.lower import LaunchLowering

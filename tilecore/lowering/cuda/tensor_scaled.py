@@ -21,11 +21,11 @@ from tilecore.ir.scaled_gemm import (
     columns_of_word,
     words_along_k,
 )
-from tilecore.lowering.cpu.tir import add, index, mul, quotient, remainder
 from tilecore.lowering.cuda.instructions.tcgen05_scaled import COPY_STEP
 from tilecore.lowering.cuda.memory import SharedPlace
 from tilecore.lowering.cuda.tcgen05 import CHUNK_BYTES, TensorProduct
 from tilecore.lowering.cuda.tensor_memory import TensorMemory
+from tilecore.lowering.tir import add, index, mul, quotient, remainder
 
 if TYPE_CHECKING:
     from tilecore.lowering.cuda.lower import LaunchLowering

@@ -12,7 +12,7 @@ from tilecore.errors import TileError, UnsupportedOnTarget
 from tilecore.gpu_target import GpuTarget
 from tilecore.ir.expr import Expr, cast, const, known_or
 from tilecore.ir.nodes import Buffer, Stmt
-from tilecore.lowering.cpu import float8
+from tilecore.lowering.cpu.functions import float8
 from tilecore.lowering.cuda.access import INT32_MAX
 from tilecore.lowering.cuda.memory import TensorPlace
 from tilecore.lowering.cuda.scalar import memory_type

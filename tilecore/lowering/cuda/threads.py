@@ -16,7 +16,6 @@ from tilecore.ir.expr import Binary, Cast, Const, Expr, Load, binary, cast, cons
 from tilecore.ir.fold import reducer_update
 from tilecore.ir.lane_matrix import LANES
 from tilecore.ir.nodes import Arrive, Atomic, Exchange, LaneGemm, Wait
-from tilecore.lowering.cpu.tir import add, index, mul, remainder
 from tilecore.lowering.cuda.access import Accessor
 from tilecore.lowering.cuda.instructions import barrier
 from tilecore.lowering.cuda.instructions.atomic import (
@@ -37,6 +36,7 @@ from tilecore.lowering.cuda.scalar import (
     operate,
     value_type,
 )
+from tilecore.lowering.tir import add, index, mul, remainder
 
 SHUFFLES = {"shfl": "idx", "shfl_xor": "xor", "shfl_up": "up", "shfl_down": "down"}
 FOLDS = {

@@ -10,9 +10,9 @@ import tilecore.lowering.cuda.instructions as ptx
 from tilecore.inference.gpu.plan import Operand
 from tilecore.ir.expr import Const
 from tilecore.ir.nodes import Region
-from tilecore.lowering.cpu.tir import add, index, mul, quotient, remainder
 from tilecore.lowering.cuda.memory import FragmentPlace, SharedPlace
 from tilecore.lowering.cuda.products import ProductLowering
+from tilecore.lowering.tir import add, index, mul, quotient, remainder
 
 WARPGROUP = 128
 REGISTER_BITS = 32

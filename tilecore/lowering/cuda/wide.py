@@ -14,12 +14,12 @@ from tilecore.inference.gpu.loops import Access, Condition
 from tilecore.inference.gpu.plan import NestPlan, WideAccess
 from tilecore.ir.expr import Expr, binary
 from tilecore.ir.nodes import Buffer
-from tilecore.lowering.cpu.tir import add, mul
 from tilecore.lowering.cuda.access import AccessKey, Accessor, access_key, half, halves
 from tilecore.lowering.cuda.instructions.atomic import add_neighbours
 from tilecore.lowering.cuda.memory import SharedPlace, TensorPlace
 from tilecore.lowering.cuda.scalar import memory_type, to_memory
 from tilecore.lowering.cuda.vector import copy_bytes
+from tilecore.lowering.tir import add, mul
 
 
 @dataclass(frozen=True, slots=True)

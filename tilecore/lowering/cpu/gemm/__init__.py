@@ -1,0 +1,1 @@
+"""T.gemm on CPUs: packed panels, dot products of groups, AMX, few rows."""

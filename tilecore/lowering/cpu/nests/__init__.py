@@ -1,0 +1,1 @@
+"""Parallel nests on CPUs: vectors along their last axis, and special forms of them."""
