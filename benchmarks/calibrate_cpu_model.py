@@ -1,4 +1,4 @@
-"""Fit the constants of recommender/cpu_model.py and tile_model.py to recorded products.
+"""Fit the constants of recommender/cpu/model.py and tile_model.py to recorded products.
 
     python benchmarks/calibrate_cpu_model.py FOLDER [--dtype float32 ...] [--fit 2500]
 
@@ -21,7 +21,7 @@ import numpy as np
 from own_kernels import recordings
 
 from recommender.analytic import estimate
-from recommender.cpu_model import DEFAULT_CONSTANTS, CpuConstants
+from recommender.cpu.model import DEFAULT_CONSTANTS, CpuConstants
 from recommender.measurement import Measurement
 from recommender.space import SearchSpace
 from recommender.training import make_groups

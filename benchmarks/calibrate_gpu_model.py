@@ -34,7 +34,7 @@ from scipy.optimize import minimize
 from scipy.stats import spearmanr
 
 from recommender.errors import NotEnoughMeasurements
-from recommender.gpu_model import DEFAULT_GPU_CONSTANTS, GpuConstants, gpu_terms
+from recommender.gpu.model import DEFAULT_GPU_CONSTANTS, GpuConstants, gpu_terms
 from recommender.hardware import HardwareProfile, load_profile
 from recommender.space import SearchSpace
 from recommender.training import train
@@ -192,7 +192,7 @@ def learn(paths: Sequence[Path], hardware: HardwareProfile) -> None:
     for title, constants in (("fitted", DEFAULT_GPU_CONSTANTS), ("by hand", BY_HAND)):
         for kernel in sorted({m.workload.kernel for m in measured}):
             with (
-                patch("recommender.gpu_model.gpu_terms", partial(gpu_terms, constants=constants)),
+                patch("recommender.gpu.model.gpu_terms", partial(gpu_terms, constants=constants)),
                 suppress(NotEnoughMeasurements),
             ):
                 outcome = train(measured, kernels.get(kernel), family=hardware.family)

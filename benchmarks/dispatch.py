@@ -32,8 +32,8 @@ from numpy.typing import NDArray
 
 from db.exchange.t4 import t4_measurements
 from recommender.cover import fewest_runs, greedy_cover, minimum_cover, within
-from recommender.dispatch import to_cross_measure
-from recommender.dispatch_times import Times
+from recommender.dispatch.table import to_cross_measure
+from recommender.dispatch.times import Times
 from recommender.hardware import HardwareProfile
 from recommender.measurement import MeasureStatus
 from recommender.predict import forecast_configs, shipped

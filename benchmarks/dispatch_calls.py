@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 import tilecore
-from recommender.dispatch import table_of_times
+from recommender.dispatch.table import table_of_times
 from recommender.shapes import ShapeSet
 from tilecore import runtime
 from tilecore.tile_config import TileConfig

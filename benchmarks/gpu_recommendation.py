@@ -150,8 +150,8 @@ def summary(rows: list[dict[str, Any]]) -> str:
 
 def resources(count: int) -> list[dict[str, Any]]:
     """Return expected and compiled resources of configs drawn from the spaces."""
-    from recommender.gpu_products import products
-    from recommender.gpu_resources import block_resources, target_of
+    from recommender.gpu.products import products
+    from recommender.gpu.resources import block_resources, target_of
     from recommender.hardware import load_profile
     from recommender.space import SearchSpace
     from tilecore import kernels

@@ -26,7 +26,7 @@ from tilecore import runtime
 from tilecore.artifact import ArtifactStore
 from tilecore.compiler import compile
 from tilecore.ir.nodes import PrimFunc
-from tilecore.passes import vectorize_threads
+from tilecore.passes.threads import vectorize_threads
 
 Call = Callable[[], Any]
 N = K = 2048

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from recommender.cpu_choices import Columns, Tiling
-from recommender.cpu_model import DEFAULT_CONSTANTS, CpuConstants, core_terms
-from recommender.cpu_terms import CoreTerms
-from recommender.few_rows_model import joined_blocks
+from recommender.cpu.choices import Columns, Tiling
+from recommender.cpu.few_rows import joined_blocks
+from recommender.cpu.model import DEFAULT_CONSTANTS, CpuConstants, core_terms
+from recommender.cpu.terms import CoreTerms
 from recommender.hardware import HardwareProfile
 from recommender.hashed import Hashed
 from recommender.op_model import op_terms
@@ -206,7 +206,7 @@ def estimate_graph(
 ) -> Estimates:
     """Return predicted times of a program whose main contraction is ``site`` (see ``estimate``)."""
     if hardware.kind != "cpu":
-        from recommender.gpu_model import gpu_terms  # questions about CPUs need none of it
+        from recommender.gpu.model import gpu_terms  # questions about CPUs need none of it
 
         found = gpu_terms(graph, columns, hardware)
         return Estimates(

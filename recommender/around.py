@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from recommender.cpu_choices import Columns
+from recommender.cpu.choices import Columns
 from recommender.limits import Limit
 from recommender.space import SearchSpace
 from tilecore.tile_config import KnobValue, TileConfig

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 
-from recommender import features, gpu_features
+from recommender import features
+from recommender.gpu import features as gpu_features
 
 CPU = "cpu"
 VERSION = 3  # of the analytic model of GPUs, on which models of GPUs build

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from recommender.analytic import Estimates
-from recommender.cpu_choices import Columns, Floats, Tiling
+from recommender.cpu.choices import Columns, Floats, Tiling
 from recommender.space import SearchSpace
 from recommender.workload_features import (
     FLAGS,
@@ -49,7 +49,7 @@ def features(space: SearchSpace, columns: Columns, estimates: Estimates) -> np.n
         estimates: of exactly these configs.
     """
     if space.hardware.kind != "cpu":
-        from recommender.gpu_features import gpu_features  # CPUs need none of it
+        from recommender.gpu.features import gpu_features  # CPUs need none of it
 
         return gpu_features(space, columns, estimates)
     t = estimates.tiling

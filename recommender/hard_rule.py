@@ -29,7 +29,7 @@ def hard_rule(
         if hardware.kind == "cpu":
             limits = hard_limits(graph, knobs, hardware, known)
         else:
-            from recommender.gpu_limits import gpu_limits  # questions about CPUs need none of it
+            from recommender.gpu.limits import gpu_limits  # questions about CPUs need none of it
 
             limits = gpu_limits(graph, None, dict.fromkeys(knobs, ()), hardware, known)
         hard = (limit.holds(columns) for limit in limits if limit.is_hard)

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from recommender.analytic import Estimate, estimate, estimate_each
-from recommender.cpu_choices import whole_extents
+from recommender.cpu.choices import whole_extents
 from recommender.errors import EmptySpace
 from recommender.hardware import HardwareProfile
 from recommender.open_shapes import program_digest

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recommender.cpu_choices import Columns, Tiling, needed_extents
+from recommender.cpu.choices import Columns, Tiling, needed_extents
 from recommender.hardware import HardwareProfile
 from recommender.straight_line import plain
 from tilecore.graph import Bindings, Contraction, TileGraph, evaluate

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recommender.cpu_choices import Columns
+from recommender.cpu.choices import Columns
 from recommender.hardware import HardwareProfile
 from tilecore.graph import TileGraph, evaluate
 from tilecore.graph.graph import Launch

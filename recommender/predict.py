@@ -19,7 +19,7 @@ from recommender.analytic import (
 )
 from recommender.around import around
 from recommender.cost_model import CostModel, Prediction
-from recommender.cpu_choices import Columns
+from recommender.cpu.choices import Columns
 from recommender.errors import InvalidModel
 from recommender.families import schema_of
 from recommender.features import features

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from recommender.analytic import Estimates, estimate
-from recommender.cpu_choices import Columns
+from recommender.cpu.choices import Columns
 from recommender.features import features
 from recommender.ports import MeasurementStore
 from recommender.predict import active_model

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from recommender.cpu_choices import Columns, instruction
+from recommender.cpu.choices import Columns, instruction
 from recommender.errors import EmptySpace, UnknownCandidate
 from recommender.factored import Factored, Grid
 from recommender.hard_rule import KEPT, hard_rule
@@ -356,7 +356,7 @@ def _outline_of(
 
     def limits() -> Sequence[Limit]:
         if hardware.kind != "cpu":
-            from recommender.gpu_limits import gpu_limits  # questions about CPUs need none of it
+            from recommender.gpu.limits import gpu_limits  # questions about CPUs need none of it
 
             return gpu_limits(graph, site, values, hardware, shape.sizes)
         found = hard_limits(graph, values, hardware, shape.sizes)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recommender.cpu_choices import Tiling
-from recommender.cpu_terms import CoreTerms, fma_slot_s
+from recommender.cpu.choices import Tiling
+from recommender.cpu.terms import CoreTerms, fma_slot_s
 from recommender.hardware import HardwareProfile
 from tilecore.graph import Contraction
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from recommender.cpu_choices import Columns
+from recommender.cpu.choices import Columns
 from recommender.space import SearchSpace
 from tilecore.ir.dtype import DType
 from tilecore.kernels.definition import KernelDefinition, Knob

@@ -37,11 +37,11 @@ from tilecore.passes import (
     persistent,
     scaled_products,
     spell_halves,
-    split_branches,
     stage_updates,
     tensor_memory,
 )
 from tilecore.passes.pipeline import GPU_PIPELINE, Pass, run_passes
+from tilecore.passes.threads import split_branches
 from tilecore.tile_config import KnobValue
 
 if TYPE_CHECKING:

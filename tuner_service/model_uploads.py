@@ -53,7 +53,7 @@ class ModelUploads:
         """Store a model of XGBoost (UBJ or JSON); it answers from now on if it earned that.
 
         Its target is the logarithm of measured over analytic time, its features are those of
-        ``recommender.features``, for GPUs of ``recommender.gpu_features``; their version says of
+        ``recommender.features``, for GPUs of ``recommender.gpu.features``; their version says of
         which devices it is. It is held to what trained models are held to.
 
         Returns it and whether it is new (False: the idempotency key came again).

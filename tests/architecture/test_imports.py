@@ -65,7 +65,7 @@ BEYOND_SQL = (
     "tilecore.kernels.definition", "tilecore.language", "recommender.space", "alembic",
 )  # fmt: skip
 OTHER_KERNELS = tuple(module for module in MODULES if not module.endswith(".rows"))
-GPUS = ("recommender.gpu_limits", "recommender.gpu_model", "tilecore.inference.gpu")
+GPUS = ("recommender.gpu.limits", "recommender.gpu.model", "tilecore.inference.gpu")
 CASES = {
     "the service, a recommendation included": (APP, HEAVY),
     "a recommendation without a cost model": (

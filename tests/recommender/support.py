@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import numpy as np
 
 from recommender.analytic import estimate
-from recommender.cpu_model import CpuConstants
+from recommender.cpu.model import CpuConstants
 from recommender.hardware import HardwareProfile, load_profile
 from recommender.measurement import Measurement, MeasureStatus, Protocol, Toolchain
 from recommender.nearest import device_distance, fastest, workload_distance

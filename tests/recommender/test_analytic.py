@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from recommender.analytic import ADVICE, estimate
-from recommender.cpu_choices import Tiling, instruction
+from recommender.cpu.choices import Tiling, instruction
+from recommender.cpu.few_rows import joined_blocks
 from recommender.features import NAMES, features
-from recommender.few_rows_model import joined_blocks
 from recommender.hardware import load_profile
 from recommender.space import SearchSpace
 from tests.recommender.support import GEMM, HOST, space_of, workload

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from recommender.dispatch import Choice, dispatch_table, table_of_times, to_cross_measure
-from recommender.dispatch_question import DispatchQuestion
-from recommender.dispatch_times import Times, known_times
+from recommender.dispatch.question import DispatchQuestion
+from recommender.dispatch.table import Choice, dispatch_table, table_of_times, to_cross_measure
+from recommender.dispatch.times import Times, known_times
 from recommender.errors import InvalidShapes
 from recommender.measurement import Protocol
 from recommender.shapes import ShapeSet, Sizes, shape_set

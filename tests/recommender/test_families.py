@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recommender import gpu_model
 from recommender.analytic import estimate
 from recommender.errors import NotEnoughMeasurements
 from recommender.families import family_of_schema, feature_names, schema_of
 from recommender.features import features
+from recommender.gpu import model as gpu_model
 from recommender.hardware import emulated, load_profile
 from recommender.ports import StoredModel
 from recommender.predict import active_model

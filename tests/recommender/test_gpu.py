@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import tilecore
-from recommender import gpu_columns
 from recommender.analytic import estimate
 from recommender.errors import EmptySpace
-from recommender.gpu_model import GpuConstants, gpu_terms
-from recommender.gpu_products import CONVERSION_OPERATIONS, products
-from recommender.gpu_resources import block_resources, target_of
+from recommender.gpu import columns as gpu_columns
+from recommender.gpu.model import GpuConstants, gpu_terms
+from recommender.gpu.products import CONVERSION_OPERATIONS, products
+from recommender.gpu.resources import block_resources, target_of
 from recommender.hardware import load_profile, profile_names
 from recommender.recommend import recommend
 from recommender.space import SearchSpace

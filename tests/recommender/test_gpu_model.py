@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from recommender.gpu_model import DEFAULT_GPU_CONSTANTS, gpu_terms
-from recommender.gpu_products import products
-from recommender.gpu_resources import block_resources, target_of
+from recommender.gpu.model import DEFAULT_GPU_CONSTANTS, gpu_terms
+from recommender.gpu.products import products
+from recommender.gpu.resources import block_resources, target_of
 from recommender.hardware import load_profile
 from recommender.space import SearchSpace
 from tilecore import kernels

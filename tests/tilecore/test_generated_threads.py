@@ -20,7 +20,7 @@ from tilecore import runtime
 from tilecore.artifact import ArtifactStore
 from tilecore.compiler import compile
 from tilecore.interpreter import run
-from tilecore.passes import vectorize_threads
+from tilecore.passes.threads import vectorize_threads
 
 BLOCKS, SIZE, DEPTH = 2, 4096, 2
 SYNC = "T.sync_threads()"

@@ -11,7 +11,7 @@ import tilecore.language as T
 from tilecore.ir.nodes import For, KernelLaunch, Parallel
 from tilecore.ir.printer import format_func
 from tilecore.ir.visitor import walk
-from tilecore.passes import serialize_threads, vectorize_threads
+from tilecore.passes.threads import serialize_threads, vectorize_threads
 
 N, K = 8, 128
 

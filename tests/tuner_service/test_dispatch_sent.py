@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tilecore as tilelang
-from recommender.dispatch_question import DispatchQuestion
+from recommender.dispatch.question import DispatchQuestion
 from tests.recommender import user_programs as programs
 from tests.tuner_service.serving import LOCAL
 from tests.tuner_service.test_app import GEMM, coordinate, problem

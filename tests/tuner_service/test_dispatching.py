@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from recommender.dispatch import dispatch_table
+from recommender.dispatch.table import dispatch_table
 from recommender.errors import InvalidShapes
 from recommender.measurement import Protocol
 from recommender.shapes import Sizes

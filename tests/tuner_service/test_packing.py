@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from db.records import MeasurementQuery
-from recommender.gpu_model import DEFAULT_GPU_CONSTANTS, gpu_terms
+from recommender.gpu.model import DEFAULT_GPU_CONSTANTS, gpu_terms
 from recommender.hardware import load_profile
 from recommender.measurement import MeasureStatus, Protocol
 from tilecore.codegen.nvrtc import load_nvrtc
@@ -92,7 +92,7 @@ def test_what_comes_back_teaches_a_cost_model_of_its_gpus(cli, store, monkeypatc
         box_latency_s=0.7e-6, group_overlap=0.0, own_overlap=0.0, step_clocks=60.0,
         block_clocks=1500.0, memory_efficiency=0.88, issue_clocks=0.0,
     )  # fmt: skip
-    monkeypatch.setattr("recommender.gpu_model.gpu_terms", partial(gpu_terms, constants=by_hand))
+    monkeypatch.setattr("recommender.gpu.model.gpu_terms", partial(gpu_terms, constants=by_hand))
     status, shown, error = cli("import", RECORDED)
     assert status == 0, error
     assert "cost model of attention for sm_90a: promoted: 0.9" in shown

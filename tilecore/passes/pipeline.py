@@ -33,7 +33,6 @@ from tilecore.passes import (
     repeated_math,
     rows_in_turn,
     safe_quotients,
-    serialize_threads,
     settle,
     shared_operands,
     spell_halves,
@@ -41,9 +40,9 @@ from tilecore.passes import (
     stage_outputs,
     upright,
     variables,
-    vectorize_threads,
     write_out,
 )
+from tilecore.passes.threads import serialize_threads, vectorize_threads
 from tilecore.target import Target
 
 Pass = Callable[[PrimFunc], PrimFunc]

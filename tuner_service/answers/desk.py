@@ -49,7 +49,7 @@ PLACE_BYTES = 256 << 20  # of the machine's memory for each: it takes some 100 M
 START_AGAIN_S = 30.0  # after the machinery itself failed
 PRELOAD = (
     "tuner_service.answers.desk", "recommender.program_answers", "recommender.recommend", "xgboost",
-    "recommender.gpu_limits", "recommender.gpu_model", "recommender.gpu_features", *kernels.MODULES,
+    "recommender.gpu.limits", "recommender.gpu.model", "recommender.gpu.features", *kernels.MODULES,
 )  # fmt: skip
 FIRST = '{"kernel": "gemm", "problem": {"m": 64, "n": 64, "k": 64}}'  # loads all that answers need
 

@@ -73,7 +73,7 @@ def dispatch(
     ] = None,
 ) -> None:
     """Choose the fewest configs for dynamic shapes and write which serves which sizes."""
-    from recommender.dispatch import Choice
+    from recommender.dispatch.table import Choice
     from tilecore import kernels
     from tuner_service import questions
     from tuner_service.cli import dispatching, programs

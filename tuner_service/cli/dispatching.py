@@ -9,9 +9,9 @@ from typing import Literal
 
 from db.records import RunRecord
 from db.store import SqlStore
-from recommender.dispatch import Choice, dispatch_table
-from recommender.dispatch_question import DispatchQuestion
-from recommender.dispatch_times import Times, known_times
+from recommender.dispatch.question import DispatchQuestion
+from recommender.dispatch.table import Choice, dispatch_table
+from recommender.dispatch.times import Times, known_times
 from tilecore.dispatch_table import DispatchTable, check_for_vllm, write_json
 from tilecore.target import Target, parse_target
 from tuner_service import jobs, wiring

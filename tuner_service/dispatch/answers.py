@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from db.store import SqlStore
-from recommender.dispatch_question import DispatchQuestion
+from recommender.dispatch.question import DispatchQuestion
 from recommender.errors import InvalidShapes
 from recommender.shapes import parse_sizes
 from tilecore.tile_config import digest
@@ -30,7 +30,7 @@ from tuner_service.jobs import Effort
 from tuner_service.wiring import host_toolchain
 
 if TYPE_CHECKING:
-    from recommender.dispatch_times import Times
+    from recommender.dispatch.times import Times
 
 TABLE = "table "  # before the JSON of a request, where others are of recommendations
 ORDER = "order "  # before that of a TuningOrder
@@ -56,7 +56,7 @@ def work_out_table(store: SqlStore, request: DispatchTableRequest) -> Answer:
         TileError: what ``dispatch_shapes.understand_table`` and ``known_times`` raise.
     """
     # They load XGBoost and SciPy, which most processes need not.
-    from recommender.dispatch_times import known_times
+    from recommender.dispatch.times import known_times
 
     question = understand_table(store, _asked(request))
     _check_size(question)
@@ -117,7 +117,7 @@ def _check_size(question: DispatchQuestion) -> None:
 
 
 def _table(request: TableQuestion, question: DispatchQuestion, times: Times) -> Answer:
-    from recommender.dispatch import Choice, dispatch_table
+    from recommender.dispatch.table import Choice, dispatch_table
 
     choice = Choice(
         tolerance=request.tolerance, max_configs=request.max_configs, time_limit_s=SOLVER_S

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from recommender.dispatch import Choice
+from recommender.dispatch.table import Choice
 from recommender.hardware import nearest_profile
 from recommender.shapes import Sizes
 from tilecore.dispatch_table import DispatchTable

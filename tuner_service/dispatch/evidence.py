@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from db.records import MeasurementQuery
 from db.store import SqlStore
-from recommender.dispatch_question import DispatchQuestion
+from recommender.dispatch.question import DispatchQuestion
 from recommender.measurement import Measurement, MeasureStatus, Protocol
 from recommender.workload import Workload
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from db.store import SqlStore
-from recommender.dispatch import Choice
-from recommender.dispatch_question import DispatchQuestion
+from recommender.dispatch.question import DispatchQuestion
+from recommender.dispatch.table import Choice
 from recommender.errors import InvalidShapes
 from recommender.hardware import HardwareProfile
 from recommender.portable_tracing import portable

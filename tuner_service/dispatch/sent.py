@@ -9,7 +9,7 @@ from functools import cache
 
 from db.records import ProgramRecord
 from db.store import SqlStore
-from recommender.dispatch_question import AskedProgram, DispatchQuestion, Problem
+from recommender.dispatch.question import AskedProgram, DispatchQuestion, Problem
 from recommender.errors import InvalidShapes
 from recommender.hardware import HardwareProfile
 from recommender.program_table import ProgramTable

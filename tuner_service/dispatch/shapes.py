@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from db.store import SqlStore
-from recommender.dispatch_question import DispatchQuestion
+from recommender.dispatch.question import DispatchQuestion
 from recommender.errors import InvalidShapes
 from recommender.hardware import HardwareProfile
 from recommender.shapes import (

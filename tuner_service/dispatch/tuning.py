@@ -20,9 +20,9 @@ import numpy as np
 from db.errors import IdempotencyConflict
 from db.records import RunRecord
 from db.store import SqlStore
-from recommender.dispatch import to_cross_measure
-from recommender.dispatch_question import DispatchQuestion
-from recommender.dispatch_times import Evidence, Times, known_times
+from recommender.dispatch.question import DispatchQuestion
+from recommender.dispatch.table import to_cross_measure
+from recommender.dispatch.times import Evidence, Times, known_times
 from recommender.measurement import Measurement
 from tilecore.tile_config import TileConfig
 from tuner_service import jobs, questions

@@ -64,7 +64,7 @@ def test_products_use_matrix_instructions_and_wide_accesses(target, dtype, opcod
     [("gfx942", "float8_e4m3fn"), ("gfx90a", "float8_e4m3fnuz"), ("gfx90a", "float8_e5m2")],
 )
 def test_eight_bits_become_bfloat16_in_few_instructions(target, dtype):
-    """As recommender/gpu_products.py has it, of each element that a lane reads."""
+    """As recommender/gpu/products.py has it, of each element that a lane reads."""
 
     def vector_instructions(dtype):
         func = gemm(1024, 1024, 1024, (128, 128, 64), 2, dtype, "float32", "float32", (False, True),

@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from recommender.cpu_choices import Tiling
-from recommender.cpu_terms import CoreTerms, fma_slot_s
-from recommender.factored import may_hold
-from recommender.few_rows_model import (
+from recommender.cpu.choices import Tiling
+from recommender.cpu.few_rows import (
     DEFAULT_FEW_ROWS_CONSTANTS,
     FewRowsConstants,
     read_s,
     with_few_rows,
 )
+from recommender.cpu.terms import CoreTerms, fma_slot_s
+from recommender.factored import may_hold
 from recommender.hardware import HardwareProfile
 from recommender.tile_model import DEFAULT_TILE_CONSTANTS, TileConstants, tile_terms
 from tilecore.graph import Contraction

@@ -13,11 +13,11 @@ from functools import reduce
 import numpy as np
 
 from recommender.factored import may_hold
-from recommender.gpu_columns import Columns, Floats, Mask, numbers
-from recommender.gpu_folds import folds
-from recommender.gpu_products import Product, products
-from recommender.gpu_resources import block_resources, target_of
-from recommender.gpu_shared_memory import updates
+from recommender.gpu.columns import Columns, Floats, Mask, numbers
+from recommender.gpu.folds import folds
+from recommender.gpu.products import Product, products
+from recommender.gpu.resources import block_resources, target_of
+from recommender.gpu.shared_memory import updates
 from recommender.hardware import HardwareProfile
 from tilecore.graph.graph import Launch
 from tilecore.graph.nodes import TileOp

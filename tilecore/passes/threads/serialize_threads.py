@@ -51,12 +51,12 @@ from tilecore.ir.visitor import (
     walk,
     walk_expr,
 )  # fmt: skip
-from tilecore.passes.conflict import conflict, has_conflict
-from tilecore.passes.exchange import exchange
-from tilecore.passes.per_thread import PerThread
-from tilecore.passes.roles import Roles, thread_parts
-from tilecore.passes.schedule import settle
-from tilecore.passes.uneven import uneven_loop
+from tilecore.passes.threads.conflict import conflict, has_conflict
+from tilecore.passes.threads.exchange import exchange
+from tilecore.passes.threads.per_thread import PerThread
+from tilecore.passes.threads.roles import Roles, thread_parts
+from tilecore.passes.threads.schedule import settle
+from tilecore.passes.threads.uneven import uneven_loop
 
 INLINE_NODES = 32  # a longer pure value is kept per thread instead of being computed again
 MEETINGS = (nodes.Sync, nodes.Parallel, nodes.Arrive, nodes.Wait)

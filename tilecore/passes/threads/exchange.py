@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from tilecore.ir import nodes
 from tilecore.ir.expr import Expr, Load, Var, binary, cast, const, select
 from tilecore.ir.nodes import Buffer, Stmt
-from tilecore.passes.lane_gemm import lane_gemm
+from tilecore.passes.threads.lane_gemm import lane_gemm
 
 if TYPE_CHECKING:
-    from tilecore.passes.serialize_threads import Predicate, Serializer
+    from tilecore.passes.threads.serialize_threads import Predicate, Serializer
 
 
 def exchange(

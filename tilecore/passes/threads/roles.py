@@ -2,7 +2,8 @@
 
 Roles without waits run one after the other. Where they wait for each other at barriers they become
 coroutines: each role runs until it meets a wait that is not over, then the next one gets its turn
-(passes/coroutine.py). The order in which a GPU would run them may differ, their results may not.
+(passes/threads/coroutine.py). The order in which a GPU would run them may differ, their results may
+not.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from tilecore.ir.expr import Binary, Expr, Load, Var
 from tilecore.ir.lane_matrix import LANES
 from tilecore.ir.nodes import Buffer, Seq, Stmt
 from tilecore.ir.visitor import buffers_of, flat, walk, walk_expr
-from tilecore.passes.coroutine import interleave
-from tilecore.passes.schedule import fuse
+from tilecore.passes.threads.coroutine import interleave
+from tilecore.passes.threads.schedule import fuse
 
 if TYPE_CHECKING:
-    from tilecore.passes.serialize_threads import Serializer
+    from tilecore.passes.threads.serialize_threads import Serializer
 
 Part = tuple[range, Stmt]  # neighbouring threads, and what they run
 

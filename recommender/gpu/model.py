@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 
 from recommender.factored import may_hold
-from recommender.gpu_block import (
+from recommender.gpu.block import (
     DEFAULT_GPU_CONSTANTS,
     BlockModel,
     BlockTimes,
     GpuConstants,
     side_by_side,
 )
-from recommender.gpu_columns import Columns, Floats, numbers
-from recommender.gpu_resources import BlockResources
+from recommender.gpu.columns import Columns, Floats, numbers
+from recommender.gpu.resources import BlockResources
 from recommender.hardware import HardwareProfile
 from recommender.straight_line import called, place_of_largest
 from tilecore.graph import TileGraph

@@ -11,7 +11,7 @@ from tilecore.ir.nodes import Buffer, Region, Seq, Stmt
 from tilecore.ir.substitute import Rebuilder
 
 if TYPE_CHECKING:
-    from tilecore.passes.serialize_threads import Serializer
+    from tilecore.passes.threads.serialize_threads import Serializer
 
 
 class PerThread(Rebuilder):

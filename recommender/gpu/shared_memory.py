@@ -11,9 +11,9 @@ from functools import reduce
 
 import numpy as np
 
-from recommender.gpu_columns import Columns, Floats, numbers
-from recommender.gpu_folds import is_along_lanes, is_told_across
-from recommender.gpu_products import Product
+from recommender.gpu.columns import Columns, Floats, numbers
+from recommender.gpu.folds import is_along_lanes, is_told_across
+from recommender.gpu.products import Product
 from tilecore.gpu_target import GpuTarget
 from tilecore.graph.graph import Launch
 from tilecore.graph.nodes import Loop, TileOp

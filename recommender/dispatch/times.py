@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from recommender.dispatch_candidates import ShapeCandidates
-from recommender.dispatch_question import DispatchQuestion
+from recommender.dispatch.candidates import ShapeCandidates
+from recommender.dispatch.question import DispatchQuestion
 from recommender.measurement import Measurement, MeasureStatus, Protocol
 from recommender.ports import MeasurementStore
 from recommender.predict import Learned, active_model

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from recommender.cpu_choices import Tiling
-from recommender.cpu_terms import CoreTerms, fma_slot_s
+from recommender.cpu.choices import Tiling
+from recommender.cpu.terms import CoreTerms, fma_slot_s
 from recommender.factored import may_hold
 from recommender.hardware import HardwareProfile
 from recommender.straight_line import from_table

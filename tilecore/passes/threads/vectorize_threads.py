@@ -44,7 +44,7 @@ from tilecore.ir.visitor import (
     walk,
     walk_expr,
 )
-from tilecore.passes.thread_axes import Axis, Places, axes_of, private_tiles
+from tilecore.passes.threads.thread_axes import Axis, Places, axes_of, private_tiles
 
 GROUP = 32  # most threads that run in step: sums of four vectors hide their latency
 LEAST = 8  # threads along an axis, fewer fill no vector

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recommender.factored import may_hold
-from recommender.gpu_columns import Columns, Floats, Mask, block_threads, numbers
-from recommender.gpu_products import REGISTER_BYTES, Product
-from recommender.gpu_shared_memory import (
+from recommender.gpu.columns import Columns, Floats, Mask, block_threads, numbers
+from recommender.gpu.products import REGISTER_BYTES, Product
+from recommender.gpu.shared_memory import (
     added_tiles,
     all_shared_bytes,
     outgoing,

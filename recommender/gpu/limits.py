@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from recommender.cpu_choices import needed_extents
+from recommender.cpu.choices import needed_extents
 from recommender.factored import may_hold
-from recommender.gpu_columns import Columns, Floats, Mask, numbers
-from recommender.gpu_products import Product, products
-from recommender.gpu_resources import BlockResources, block_resources, target_of
+from recommender.gpu.columns import Columns, Floats, Mask, numbers
+from recommender.gpu.products import Product, products
+from recommender.gpu.resources import BlockResources, block_resources, target_of
 from recommender.hardware import HardwareProfile
 from recommender.limits import Limit, with_sizes
 from tilecore.graph import Contraction, TileGraph

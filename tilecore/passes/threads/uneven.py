@@ -13,7 +13,7 @@ from tilecore.ir.expr import Expr, Load, as_bool, binary, cast, const, int_value
 from tilecore.ir.nodes import Seq, Stmt
 
 if TYPE_CHECKING:
-    from tilecore.passes.serialize_threads import Predicate, Serializer
+    from tilecore.passes.threads.serialize_threads import Predicate, Serializer
 
 
 def uneven_loop(

@@ -15,7 +15,7 @@ from tilecore.kernels.definition import KernelDefinition
 from tilecore.tile_config import KnobValue, TileConfig
 
 if TYPE_CHECKING:
-    from recommender.dispatch_candidates import ShapeCandidates
+    from recommender.dispatch.candidates import ShapeCandidates
     from recommender.predict import Learned
     from recommender.program_table import ProgramTable
 
@@ -106,7 +106,7 @@ class DispatchQuestion:
             EmptySpace: no config can run there (RC602).
         """
         # They load XGBoost, which asking needs not.
-        from recommender.dispatch_candidates import KernelCandidates, TableCandidates
+        from recommender.dispatch.candidates import KernelCandidates, TableCandidates
         from recommender.space import SearchSpace
 
         problem = self.problem(shape)

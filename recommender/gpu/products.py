@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from recommender.gpu_columns import Columns, Floats, Mask, block_threads, distinct_rows, numbers
+from recommender.gpu.columns import Columns, Floats, Mask, block_threads, distinct_rows, numbers
 from recommender.straight_line import called
 from tilecore.amd_target import AmdTarget
 from tilecore.gpu_target import GpuTarget

@@ -16,7 +16,7 @@ from tilecore.ir.lane_matrix import LANES, counts, place_in_a, place_in_b, place
 from tilecore.ir.nodes import Buffer, Region, Stmt
 
 if TYPE_CHECKING:
-    from tilecore.passes.serialize_threads import Predicate, Serializer
+    from tilecore.passes.threads.serialize_threads import Predicate, Serializer
 
 
 def lane_gemm(owner: Serializer, stmt: nodes.LaneGemm, predicate: Predicate) -> list[Stmt]:

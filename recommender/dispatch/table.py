@@ -22,8 +22,8 @@ from recommender.cover import (
     minimum_cover,
     within,
 )
-from recommender.dispatch_question import DispatchQuestion
-from recommender.dispatch_times import Floats, Times
+from recommender.dispatch.question import DispatchQuestion
+from recommender.dispatch.times import Floats, Times
 from recommender.errors import InvalidShapes
 from recommender.shapes import ShapeSet, named
 from tilecore.dispatch_table import DispatchTable, Range, Served

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from recommender.gpu_columns import Columns, Floats, Mask, block_threads, numbers
+from recommender.gpu.columns import Columns, Floats, Mask, block_threads, numbers
 from tilecore.graph.graph import Launch
 from tilecore.graph.nodes import TileOp
 from tilecore.inference.gpu.products import WARP

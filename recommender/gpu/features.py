@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from recommender.analytic import Estimates
-from recommender.cpu_choices import Columns
+from recommender.cpu.choices import Columns
 from recommender.space import SearchSpace
 from recommender.workload_features import (
     FLAGS,

@@ -1,0 +1,1 @@
+"""The analytic model of CPUs: what the lowering will choose, and what that costs."""

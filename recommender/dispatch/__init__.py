@@ -1,0 +1,1 @@
+"""Dispatch tables: which configs serve a distribution of shapes."""

@@ -1,0 +1,1 @@
+"""The analytic model of GPUs: blocks, registers, shared memory, limits."""

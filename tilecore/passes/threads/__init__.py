@@ -1,0 +1,1 @@
+"""Programs written per thread: for CPUs one thread runs them, or lanes of vectors do."""
