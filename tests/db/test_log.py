@@ -136,6 +136,7 @@ FILTERS = {
 }
 
 
+@pytest.mark.few(1)
 @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     filters=st.fixed_dictionaries(FILTERS),

@@ -408,6 +408,7 @@ def test_the_copy_aside_holds_what_the_log_still_has(store, database_path):
         assert connection.execute("select owner from leader").fetchall() == [("me",)]
 
 
+@pytest.mark.few(1)
 def test_concurrent_first_starts_make_one_schema(empty_url):
     code = (
         "from db.migrate import upgrade; from db.session import Database; import alembic.command; "

@@ -59,6 +59,7 @@ def test_a_server_behind_a_cut_link_is_not_waited_for_for_long(store_url):
     assert limits(f"{store_url}&tcp_user_timeout=7000&connect_timeout=3") == ["7000", "10", "3"]
 
 
+@pytest.mark.exhaustive
 @SERVER
 def test_a_server_that_hangs_is_not_waited_for_for_ever(store_url):
     """Its system still answers: neither TCP nor the server ended a request that was under way."""
@@ -79,6 +80,7 @@ def test_a_server_that_hangs_is_not_waited_for_for_ever(store_url):
     database.close()
 
 
+@pytest.mark.exhaustive
 @SERVER
 def test_a_pooled_connection_that_hangs_is_replaced_after_some_seconds(store_url):
     database = Database(store_url, busy_timeout_s=30.0)

@@ -26,7 +26,7 @@ def refused(*_args, **_options):
     raise AssertionError("left to NumPy")
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", sorted(kernels.KERNELS))
 @settings(deadline=None, max_examples=8)
 @given(data=st.data(), hardware=st.sampled_from(DEVICES))

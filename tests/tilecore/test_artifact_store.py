@@ -8,6 +8,8 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from tilecore.artifact import ABANDONED_S, ArtifactStore, Manifest
 from tilecore.tile_config import digest
 
@@ -112,6 +114,7 @@ else:
 """
 
 
+@pytest.mark.exhaustive
 def test_kernels_are_loaded_from_a_folder_whose_name_the_locale_does_not_spell(tmp_path):
     """TVM was given the name as Python spells it then: every trial of a run failed."""
     folder = tmp_path / "Prüf daten ü"

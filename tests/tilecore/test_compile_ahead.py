@@ -85,6 +85,7 @@ def test_a_fault_of_the_program_is_told_by_who_compiles_it_next(helper, tmp_path
     assert compiler.stored(fine, "llvm", {}, store) is not None
 
 
+@pytest.mark.exhaustive
 def test_a_process_that_ends_holds_nobody_up(helper, tmp_path):
     store, program = ArtifactStore(tmp_path), scaled(2.0)
     first = helper.ask(program, "llvm", {}, store)
@@ -96,6 +97,7 @@ def test_a_process_that_ends_holds_nobody_up(helper, tmp_path):
     assert compiler.stored(program, "llvm", {}, store) is not None
 
 
+@pytest.mark.exhaustive
 def test_it_ends_when_it_has_nothing_to_do(tmp_path):
     helper, store = Helper(idle_s=0.1), ArtifactStore(tmp_path)
     helper.wait(helper.ask(scaled(2.0), "llvm", {}, store))

@@ -302,6 +302,7 @@ def rotated(x, turns):
     return torch.view_as_real(pairs * turns).flatten(-2).type_as(x) * 2
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "function",
     [

@@ -86,6 +86,7 @@ def test_a_step_of_an_optimizer_is_one_kernel_that_writes_its_arguments():
 # --- integers and truth among floats --------------------------------------------------------------
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.int64], ids=str)
 def test_integers_and_truth_are_numbers_among_floats(dtype):
     x, i = torch.randn(5, 40), torch.randint(0, 9, (5, 40)).to(dtype)

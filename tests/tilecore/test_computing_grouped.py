@@ -39,6 +39,7 @@ def agrees(found, wanted):
     torch.testing.assert_close(found.double(), wanted, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("turned", [True, False])
 def test_groups_of_every_form_of_few_rows_and_of_many(turned, dtype):
@@ -116,6 +117,7 @@ def test_a_layer_of_experts_of_any_number_of_tokens_has_one_plan():
     assert not computation.plan(x, *weights).is_own
 
 
+@pytest.mark.exhaustive
 def test_its_gradient_is_torch_s():
     x, weights = torch.randn(7, 24, requires_grad=True), experts()
     tilecore.compute(mixture)(x, *weights).square().sum().backward()

@@ -63,6 +63,7 @@ def test_functions_of_numpy_round_as_well():
     )
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("dtype", INTEGERS)
 @pytest.mark.parametrize("shape", [(3, 7), (4, 64)])
 def test_integers_are_results(dtype, shape):

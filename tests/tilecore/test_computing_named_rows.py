@@ -50,6 +50,7 @@ def given(dtype=torch.float32):
     return x, torch.randint(-COUNT, COUNT, (6,)), y
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("kind", [*PLAIN, *VIEWS, *REDUCED])
 def test_kernels_read_them_where_they_lie(kind):
     computation = tilecore.compute({**PLAIN, **VIEWS, **REDUCED}[kind])
@@ -180,6 +181,7 @@ def test_rows_that_there_are_not_are_refused(function, wrong):
 # --- rows that are added up -----------------------------------------------------------------------
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("shape", [(WIDTH,), (3, 16), (2, 3, 24)])
 @pytest.mark.parametrize("edges", [1, 500])
 def test_messages_of_a_graph_are_never_stored(edges, shape):
@@ -199,6 +201,7 @@ def test_messages_of_a_graph_are_never_stored(edges, shape):
     assert "//" not in launch.stage.program.text
 
 
+@pytest.mark.exhaustive
 def test_a_graph_network_is_trained():
     nodes, edges, width = 30, 200, 32
     sources, targets = torch.randint(nodes, (2, edges))

@@ -63,6 +63,7 @@ def test_parts_along_every_axis(join, axis):
     ]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("function", "kernels"),
     [
@@ -99,6 +100,7 @@ def test_rotary_embeddings_on_gpus(rotated, target):
     assert "Copy" not in kinds
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("target", ["emulated h100", "emulated mi300x"])
 @pytest.mark.parametrize("width", [64, 65])  # of an odd number the last pair is not whole
 def test_neighbours_on_gpus_are_read_where_they_lie(width, target):

@@ -77,6 +77,7 @@ def test_weights_are_computed_where_they_are_multiplied(
     check(tilecore.compute(form), arguments(form, dtype, kind, rows))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("form", [by_columns, in_groups])
 @pytest.mark.parametrize("target", ["emulated h100", "emulated a100", "emulated mi300x"])
 def test_gpus_copy_weights_ahead(form: Form, target: str) -> None:
@@ -200,6 +201,7 @@ def test_gpus_unpack_codes(form: Form, target: str) -> None:
     check(tilecore.compute(form, target=target), packed(form, torch.float16, 3))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("target", ["auto", "emulated h100"])
 @pytest.mark.parametrize("rows", [1, 20])
 def test_what_is_behind_the_last_column_adds_nothing(rows: int, target: str) -> None:
@@ -217,6 +219,7 @@ def test_gpus_unpack_codes_by_a_kernel() -> None:
     check(computation, packed(neighbours, torch.float16, 65), count=2)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("form", [neighbours, columns_apart, by_table, words])
 def test_torch_compile_unpacks_codes(form: Form) -> None:
     torch.compiler.reset()

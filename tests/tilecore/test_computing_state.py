@@ -77,6 +77,7 @@ def weights():
     return [[torch.randn(32, 32) / 6 for _ in range(3)] for _ in range(2)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("is_given", [True, False])
 def test_a_cache_grows_as_the_function_has_it(is_given):
     """Decoding: the cache is one object all along, and one plan serves many lengths."""
@@ -284,7 +285,7 @@ def of_masks(x, y):
     return x.softmax(-1)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.covering("function")
 @pytest.mark.parametrize("function", [adds, swaps, keeps_the_old, of_parts, of_masks])
 @pytest.mark.parametrize("is_turned", [False, True])
@@ -416,6 +417,7 @@ def test_slices_of_an_argument_are_written_where_they_lie(function, in_place):
 # --- sizes of what torch computes -----------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_torch_tells_shapes_where_sizes_vary():
     def function(x, y):
         v, i = x.max(-1, keepdim=True)

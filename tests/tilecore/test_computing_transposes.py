@@ -62,7 +62,7 @@ def check(computation: Any, form: Form, args: list[torch.Tensor], *, is_turned: 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("rows", [(2,), (16,), (3, 7), (60,)])
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 def test_the_transpose_is_computed(form: Form, rows: tuple[int, ...]) -> None:
     flat = form is not of_columns or len(rows) == 1
     check(tilecore.compute(form, target=here(TILES)), form, arguments(form, *rows), is_turned=flat)

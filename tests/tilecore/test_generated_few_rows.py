@@ -49,6 +49,7 @@ def check(product: Product, tmp_path) -> None:
 FIXTURES = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=3, suppress_health_check=FIXTURES)
 @given(product=products())
 def test_joined_blocks_compute_what_blocks_do(product, tmp_path) -> None:

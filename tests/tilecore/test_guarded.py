@@ -222,6 +222,7 @@ def biased(n, dtype, columns=64):
     return main
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "int8"])
 @pytest.mark.parametrize("n", [65, 79, 127, 128, 150])
 def test_vectors_at_the_edge_of_what_is_read(n, dtype, run_both):

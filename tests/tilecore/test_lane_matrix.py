@@ -114,7 +114,7 @@ def close(found, expected, types):
     )
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_on_a_cpu(case):
     a, b, c, expected = operands(**case)

@@ -26,6 +26,7 @@ def opened(program, names, rest):
     return func, OpenText.of(func, frozenset(dimensions(func)))
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", sorted(kernels.KERNELS))
 @settings(deadline=None, max_examples=4)

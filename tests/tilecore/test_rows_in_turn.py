@@ -121,6 +121,7 @@ def exact(body, x, w, height):
     return y, r, np.stack(c)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("target", ["avx512", "avx2"])
 @pytest.mark.parametrize("shape", [(96, 1000), (100, 1003), (33, 512)])
 @pytest.mark.parametrize("body", [centred, largest, across, of_all], ids=lambda b: b.__name__)

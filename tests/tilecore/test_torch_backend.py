@@ -170,6 +170,7 @@ def test_kernels_of_gpus_train(target):
     check(model, x, tolerance=2e-2, options={"target": target})
 
 
+@pytest.mark.exhaustive
 def test_what_autocast_converts_is_computed_by_kernels(computations):
     model, x = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 8)), torch.randn(16, 32)
 
@@ -231,7 +232,7 @@ def test_running_statistics_are_those_of_torch():
     assert ours.norm.num_batches_tracked == 2
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     "function",
@@ -447,6 +448,7 @@ def test_wide_floats_are_torchs(computations):
     assert steps(computations[0], Launch)
 
 
+@pytest.mark.exhaustive
 def test_threads_call_a_model_that_another_one_compiles():
     model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
     compiled, x = torch.compile(model, backend="tilecore"), torch.randn(8, 8)

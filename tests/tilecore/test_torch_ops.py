@@ -80,6 +80,7 @@ def test_sizes_of_the_call_give_those_of_several_outputs():
     assert counted.frame_count == 1
 
 
+@pytest.mark.exhaustive
 def test_given_outputs_are_written_in_place():
     kernel = scaled(3, 8)
 

@@ -84,6 +84,7 @@ def test_pages_of_other_sites_change_nothing_where_no_key_is_needed(serve, store
     assert client.get("/v1/kernels", headers=headers).status_code == 200  # nobody can read it
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("host", "status"),
     [

@@ -247,6 +247,7 @@ def test_times_of_a_machine_that_was_not_profiled_rest_on_rates_of_one_like_it(c
     assert "times rest on" not in out
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_a_terminal_whose_encoding_lacks_letters_gets_others(settings, store, encoding):
     """A UnicodeEncodeError ("unexpected error") took the place of the answer."""

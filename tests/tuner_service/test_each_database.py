@@ -181,6 +181,7 @@ def test_one_key_sent_often_at_once_makes_one_api_key_and_tells_it_once(app):
         assert client.post("/v1/tuning-runs", json=RUN, headers=headers).status_code == 202
 
 
+@pytest.mark.few(1)
 def test_forged_cursors_are_refused_by_every_list(client, app):
     """PostgreSQL was asked for ids that its INTEGER cannot hold: a fault of the service (SV905)."""
     store = app.state.store
@@ -239,6 +240,7 @@ def test_a_cursor_goes_on_where_its_item_is_and_not_where_it_was(client, app):
     problem(client.get(f"/v1/hardware?cursor={gone}"), 422, "SV908")
 
 
+@pytest.mark.exhaustive
 def test_a_study_of_billions_of_configurations(client, app):
     """More than 200,000 were refused. Of so many a sample and what is around the best is seen."""
     names, sizes = "abcdefghi", [2**i for i in range(13)]

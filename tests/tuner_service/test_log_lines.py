@@ -92,6 +92,7 @@ def test_an_error_that_ends_a_process_is_a_line(settings, command):
     assert (line["level"], line["code"]) == ("error", "DB805")
 
 
+@pytest.mark.exhaustive
 def test_lines_of_ray_are_lines_like_others():
     """Ray gives its logger a handler of its own, when it is imported and when it starts."""
     for moment in ("before", "after"):

@@ -277,6 +277,7 @@ def test_boards_and_alerts_ask_for_what_is_exported(exported):
     assert {n for n in ours if not any(u.startswith(n) for u in used)} == set()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("expression", "legend", "fault"),
     [

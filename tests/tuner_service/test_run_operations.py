@@ -101,6 +101,7 @@ def test_the_trials_of_a_group_are_counted_together(client, store, queue_run):
     assert counts[0] == counts[1] > 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("more", [{"trials": 3}, {"seconds": 30}])
 def test_a_run_that_other_code_ended_begins_again_when_it_is_extended(client, store, cli, more):  # noqa: F811
     """It was refused (SV912), and before that queued to fail at once, its result gone."""

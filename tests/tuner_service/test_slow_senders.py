@@ -138,6 +138,7 @@ def test_a_sender_that_goes_away_is_not_taken_at_half_a_word(settings, store):
     assert store.keys.list() == []
 
 
+@pytest.mark.exhaustive
 def test_connections_stay_open_for_longer_than_clients_keep_them(settings, store):
     """They were closed after 5 s, as httpx does: a fuzzer's request met a reset."""
     assert settings.keep_alive_s > 60  # what load balancers wait

@@ -71,6 +71,7 @@ def test_a_request_under_way_is_answered_and_others_are_refused(settings, databa
         httpx.get(service.url)
 
 
+@pytest.mark.exhaustive
 def test_a_request_that_lasts_longer_than_the_grace_is_ended_with_a_problem(
     settings, database_lock
 ):

@@ -87,6 +87,7 @@ def test_inputs_of_float32_have_the_bits_that_tensor_cores_read(name):
     assert all(not (x.view(torch.int32) & 0x1FFF).any() and x.std() > 0.1 for x in floats)
 
 
+@pytest.mark.exhaustive
 def test_sums_of_float8_may_be_cut_as_tensor_cores_cut_them():
     """What does not fit into 13 bits behind the largest of 32 terms and the sum is cut off."""
     definition = kernels.get("scaled_gemm")

@@ -157,6 +157,7 @@ def test_a_tool_that_fails_lists_no_device(tmp_path, monkeypatch):
     assert gpu_devices() == ()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_torch_is_asked_in_a_process_of_its_own(caplog):
     assert ask_torch() == []

@@ -111,6 +111,7 @@ def test_library_kernels_go_the_road_of_devices(pool: LocalPool) -> None:
         assert m.program_digest == own.program_digest(dict(m.workload.problem)), name
 
 
+@pytest.mark.exhaustive
 @needs_nvrtc
 def test_finalists_are_confirmed_without_those_that_fail(pool: LocalPool) -> None:
     wanted = {"a": config(0), "b": config(5), "wrong": config(3), "crash": config(4)}

@@ -90,6 +90,7 @@ def test_an_innocent_candidate_is_measured_whoever_ran_before_it(
     assert worker._sandbox.starts == 2
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("fault", ["wrong", "beyond", "input", "segfault", "unpicklable"])
 def test_what_fails_is_tried_in_a_process_of_its_own_and_leaves_none_to_others(
     make: Make, tmp_path: Path, fault: str
@@ -132,6 +133,7 @@ def test_checked_candidates_are_timed_in_turn_without_one_that_crashes_later(
     assert one.reference_times_s == other.reference_times_s
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("guilty", "status"), [("crash", S.LAUNCH_ERROR), ("hang", S.RUN_TIMEOUT)])
 def test_the_one_whose_turn_it_was_is_left_out(
     make: Make, monkeypatch: pytest.MonkeyPatch, guilty: str, status: MeasureStatus

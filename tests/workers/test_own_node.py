@@ -77,6 +77,7 @@ def test_a_machine_without_a_node_joins_through_one_of_its_own():
     ]
 
 
+@pytest.mark.exhaustive
 def test_a_cluster_that_takes_another_token_is_told_as_such():
     """Ray asked for a minute, and went on with a traceback."""
     with socket.socket() as free:

@@ -39,6 +39,7 @@ print(json.dumps(told))
 CORES = one_per_core(os.sched_getaffinity(0))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("usable", [CORES[-1:], CORES[-2:]], ids=["one", "two"])
 def test_each_thread_has_a_core_of_those_that_the_process_may_use(usable: list[int]) -> None:
     command = [sys.executable, "-c", RUN, ",".join(map(str, usable))]

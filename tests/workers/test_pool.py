@@ -71,6 +71,7 @@ def test_a_killed_forking_process_is_a_lost_worker_and_is_replaced(tmp_path: Pat
         assert set(statuses[:-1]) <= {MeasureStatus.WORKER_LOST}
 
 
+@pytest.mark.exhaustive
 def test_two_confirm_batches_of_one_submit_keep_their_tokens(tmp_path: Path) -> None:
     with make_pool(tmp_path) as pool:
         requests = [confirm("a"), screen("b"), confirm("c", delay_us=100)]

@@ -67,6 +67,7 @@ def test_two_at_a_time_have_a_process_each(spares: Spares) -> None:
     assert [is_alive(pid) for pid in parents] == [False, True]  # one of a kind stays
 
 
+@pytest.mark.exhaustive
 def test_other_imports_settings_or_folders_want_another_process(
     spares: Spares, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

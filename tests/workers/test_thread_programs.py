@@ -106,6 +106,7 @@ def test_on_the_cpu(tmp_path: Path, protocol: Protocol) -> None:
         measured(pool, detected_host(), protocol)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(load_nvrtc() is None, reason="NVRTC is not installed")
 def test_on_an_emulated_gpu(tmp_path: Path) -> None:
     with LocalPool(GPU, artifact_dir=tmp_path, compile_workers=1) as pool:

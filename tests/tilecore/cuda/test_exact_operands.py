@@ -62,7 +62,7 @@ def kinds_of_products(func, target):
     return {p.kind for launch in plan.launches.values() for p in launch.gemms.values()}
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("target", ["sm_75", "a100", "rtx3090"])
 @pytest.mark.parametrize("kinds", [(E4M3, E4M3), (E5M2, E5M2), (E4M3, E5M2)])
 @pytest.mark.parametrize("form", ["plain", "k first", "registers", "halves"])

@@ -74,6 +74,7 @@ def test_a_convolution_is_what_the_program_says(
     assert bool(loads) is (copied > 0)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("place", "copied"),
     [
