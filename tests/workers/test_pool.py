@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -48,11 +49,11 @@ def test_close_ends_a_hanging_candidate_and_every_process(tmp_path: Path) -> Non
 @pytest.mark.exhaustive
 def test_a_killed_forking_process_is_a_lost_worker_and_is_replaced(tmp_path: Path) -> None:
     others = _zygotes()
-    with make_pool(tmp_path) as pool:
+    with make_pool(tmp_path, run_timeout_s=WAIT_S) as pool:
         wait_for_all(pool, [screen("ok")], WAIT_S)
-        pool.submit([screen("hang", "hang")])
-        time.sleep(0.5)
-        ours = _zygotes() - others
+        pool.submit([screen("hang", "spin")])
+        while not _is_spinning(ours := _zygotes() - others):
+            time.sleep(0.1)
         for process in ours:
             if process.parent() not in ours:  # what it forked ends with it
                 process.kill()
@@ -86,6 +87,15 @@ def _zygotes() -> set[psutil.Process]:
     """Return the forking processes below this one, and what they forked."""
     ours = psutil.Process().children(recursive=True)
     return {p for p in ours if "workers.zygote" in _command(p)}
+
+
+def _is_spinning(ours: set[psutil.Process]) -> bool:
+    """Return whether what one of these forked has computed for a while."""
+    for process in ours:
+        with suppress(psutil.NoSuchProcess):
+            if process.parent() in ours and process.cpu_times().user > 0.5:
+                return True
+    return False
 
 
 def _command(process: psutil.Process) -> str:
