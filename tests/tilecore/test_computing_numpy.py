@@ -169,6 +169,48 @@ def test_float64_stays_float64(function):
 
 
 @pytest.mark.few(4)
+@pytest.mark.parametrize("function", [
+    lambda x: x / np.sqrt(x.shape[-1]),
+    lambda x: np.float64(2) * x + 1,
+    lambda x: np.maximum(x, np.float64(0)),
+    lambda x: np.where(x > 0, x, np.float64(0)),
+    lambda x: np.clip(x, np.float64(-1), 1),
+    lambda x: x ** np.float64(2),
+    lambda x: np.hypot(x, np.float64(2)),
+    lambda x: x - np.mean([1.0, 2.0]),
+    lambda x: x + np.int64(2),
+    lambda x: x + np.int16(2),
+    lambda x: x * np.float32(2),
+    lambda x: x.astype(np.float16) * np.float32(2),
+    lambda x: x * np.pi,
+])  # fmt: skip
+def test_numbers_of_numpys_have_their_element_types(function):
+    """They were taken for Python's, which change none: `x * np.sqrt(2)` was float32."""
+    x = GIVEN["x"]
+    found, wanted = tilecore.compute(function)(x), function(x)
+    assert found.dtype == wanted.dtype
+    np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-6)
+
+
+def test_what_is_written_in_place_keeps_its_type_beside_numbers_of_numpys():
+    def function(x):
+        x += np.float64(1)
+        return x * 2
+
+    x = GIVEN["x"].copy()
+    found = tilecore.compute(function)(x)
+    assert (x.dtype, found.dtype) == (np.float32, np.float32)
+    np.testing.assert_allclose(found, (GIVEN["x"] + 1) * 2, rtol=1e-6)
+
+
+def test_a_number_of_numpys_among_the_arguments_has_its_type():
+    computation = tilecore.compute(lambda x, t: x * t)
+    for t in (2.0, np.float64(3), np.float32(4), 5.0, np.float64(6)):
+        found, wanted = computation(GIVEN["x"], t), GIVEN["x"] * t
+        assert found.dtype == wanted.dtype
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(
     "function",

@@ -10,13 +10,25 @@ import numpy as np
 
 from tilecore.computing import calls
 from tilecore.computing.extents import varies
-from tilecore.computing.functions.by_name import CONVERSIONS, OF_ALL, OF_TRUTH, Value
-from tilecore.computing.graph import CUT, FLOATS, INTEGERS, Node, is_cut
+from tilecore.computing.functions.by_name import (
+    BINARY,
+    COMPARISONS,
+    CONVERSIONS,
+    OF_ALL,
+    OF_TRUTH,
+    Value,
+)
+from tilecore.computing.graph import CUT, FLOATS, INTEGERS, Node, is_cut, is_number
 from tilecore.computing.operands import device, input_of, is_tensor
 from tilecore.computing.reading.storage import View
+from tilecore.ir.dtype import DType
 
 MIXED = ("add", "sub", "mul", "div")  # in kernels also of integers and truth, with floats
 REAL = (*FLOATS, *(f"torch.{name}" for name in FLOATS))
+PROMOTING = (  # functions of elements of several arrays, which have one element type for all
+    *BINARY, *COMPARISONS, "where", "clamp", "atan2", "arctan2", "copysign", "floor_divide", "fmax",
+    "fmin", "fmod", "heaviside", "hypot", "logaddexp", "logaddexp2", "mod", "remainder",
+)  # fmt: skip
 BEFORE_INPUT = ("condition", "sorted_sequence", "n")  # in signatures of torch
 
 
@@ -61,6 +73,31 @@ def by_place(
     if args or "input" not in kwargs or any(name in kwargs for name in BEFORE_INPUT):
         return args, kwargs
     return (kwargs["input"],), {k: v for k, v in kwargs.items() if k != "input"}
+
+
+def promoted(
+    name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Return arguments with arrays in the element type that numbers of NumPy's give them.
+
+    ``x * np.float64(2)`` of float32 is float64, as ``np.sqrt(2)`` is such a number; Python's change
+    no element type.
+    """
+    given = [*args, *kwargs.values()]
+    numbers = [v.dtype for v in given if isinstance(v, np.number) and v.dtype.kind in "iuf"]
+    if not numbers or name not in PROMOTING:
+        return args, kwargs
+    arrays = [v for v in given if isinstance(v, View) and v.seen.dtype in FLOATS]
+    floats = {v.seen.dtype for v in arrays if not is_number(v.node)}
+    if not floats:  # NumPy computes with integers; a float that varies is one of Python's
+        return args, kwargs
+    found = np.result_type(*(DType(name).numpy for name in floats), *numbers)
+
+    def widened(value: Any) -> Any:
+        is_array = isinstance(value, View) and value.seen.dtype in FLOATS
+        return value.astype(found) if is_array and value.seen.dtype != found.name else value
+
+    return [widened(v) for v in args], {k: widened(v) for k, v in kwargs.items()}
 
 
 def _is_real(value: Any) -> bool:

@@ -42,6 +42,7 @@ from tilecore.computing.reading.given import (
     node_of,
     nodes_of,
     numbered,
+    promoted,
     says_correction,
     tensors_of,
 )
@@ -409,6 +410,8 @@ def called(
     if writing.is_in_place(bare) or kwargs.get("inplace"):
         return writing.by_name(bare, args, kwargs, function, span)
     kwargs = {k: v for k, v in kwargs.items() if k not in ("inplace", "out")}
+    if device() is None:
+        args, kwargs = promoted(ALIASES.get(bare, bare), args, kwargs)
     if bare == "to" and device() is not None:
         args, kwargs = converted_to(args, kwargs)
         if len(args) == 1 and not kwargs.pop("copy", False):
