@@ -2,8 +2,8 @@
 
 What names are bound to may stand in many places.
 
-Each round of a hash names two values that the next one reads twice: written out, of ten rounds
-there are millions of operations.
+Each round of a hash, or of z * z + c, names two values that the next one reads twice: written out,
+of ten rounds there are millions of operations.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def length(expr: Expr, of_names: Mapping[Var, int]) -> int:
 
 
 def is_kept(var: Var, value: Expr, of_names: dict[Var, int]) -> bool:
-    """Return whether an integer is too long to be written in the place of its name, and note it."""
+    """Return whether a value is too long to be written in the place of its name, and note it."""
     size = length(value, of_names)
-    is_long = size > LONGEST and var.dtype.is_integer and var.dtype.bits >= 8
+    is_long = size > LONGEST and var.dtype != "bool" and var.dtype.bits >= 8
     of_names[var] = 1 if is_long else size
     return is_long
 

@@ -274,8 +274,9 @@ class TirBuilder:
     def kept(self, value: Any, dtype: str, lanes: int = 1) -> Any:
         """Name a value by way of memory, which becomes a register.
 
-        TVM writes integers where their names stand, and so on in these: of the rounds of a hash
-        the text grows exponentially. What is loaded it leaves alone.
+        TVM writes values where their names stand, and so on in these, when LLVM IR is made (for
+        which it simplifies them): of the rounds of a hash the text grows exponentially. What is
+        loaded it leaves alone.
         """
         memory = self.alloc(lanes, dtype, "kept")
         self.store(memory, value, 0, lanes)
