@@ -39,6 +39,8 @@ class LoadedKernel:
         self._table = table_of(self.parameters)
         self._checked = None if self._table is None else self._entry(self._table)
         self._common: frozenset[type] = frozenset()  # types that the entry looks at
+        if self._checked is not None:
+            self._common = frozenset((np.ndarray, int, float, bool))
         self._knows_torch = False
         self._meet_torch()
         if not self._knows_torch:
@@ -73,8 +75,8 @@ class LoadedKernel:
         if torch is not None:
             self._quick, self._knows_torch = quick_check(self.parameters, torch), True
             join_threads(self.artifact.library)
-            if self._checked is not None:
-                self._common = frozenset((torch.Tensor, torch.nn.Parameter, int, float, bool))
+            if self._common:
+                self._common |= {torch.Tensor, torch.nn.Parameter}
 
     def _entry(self, table: Any) -> Callable[..., Any] | None:
         """Return the entry that looks at arguments itself; None: an older library has none."""

@@ -15,6 +15,7 @@ from tilecore.ir.dtype import DType
 from tilecore.runtime import dims, pages
 from tilecore.runtime.memo import Memo, strides_of
 
+OF_NUMPY = {np.ndarray, int, float, bool}  # types of which no argument makes outputs torch's
 MANY = pages.FRESH_BYTES // 16  # elements: of fewer no tensor lies in fresh memory, of any type
 
 
@@ -30,6 +31,7 @@ class OutputMaker:
     ) -> None:
         self._specs, self._positions, self._device = specs, sorted(positions), device
         self._dtypes = [DType(specs[p].dtype) for p in self._positions]
+        self._numpy_dtypes = [np.uint8 if d.is_packed else d.numpy for d in self._dtypes]
         self._torch_dtypes: list[Any] = []
         is_static = all(specs[p].is_static for p in self._positions)
         self._static_shapes = self._shapes({}) if is_static else None
@@ -69,11 +71,12 @@ class OutputMaker:
         ]
 
     def _made(self, shapes: Sequence[tuple[int, ...]], inputs: Sequence[Any]) -> list[Any]:
-        torch = sys.modules.get("torch")
+        types = set(map(type, inputs))
+        is_numpy = np.ndarray in types and types <= OF_NUMPY
+        torch = None if is_numpy else sys.modules.get("torch")
         like = None if torch is None else _first(inputs, torch.Tensor)
         if torch is None or (like is None and any(isinstance(i, np.ndarray) for i in inputs)):
-            kinds = [np.uint8 if d.is_packed else d.numpy for d in self._dtypes]
-            return [np.empty(s, k) for s, k in zip(shapes, kinds, strict=True)]
+            return [np.empty(s, k) for s, k in zip(shapes, self._numpy_dtypes, strict=True)]
         if not self._torch_dtypes:
             self._torch_dtypes = [d.as_torch() for d in self._dtypes]
         pairs = zip(shapes, self._torch_dtypes, strict=True)
