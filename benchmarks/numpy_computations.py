@@ -78,6 +78,37 @@ def ranked(x: Array) -> Array:
     return np.sort(x * x, axis=1)[:, -8:].sum(axis=1)
 
 
+def times_column(x: Array, v: Array) -> Array:
+    return x @ v
+
+
+def row_times(v: Array, x: Array) -> Array:
+    return v @ x
+
+
+def ranks(links: Array) -> Array:
+    links = links / links.sum(axis=0)
+    rank = np.full(links.shape[0], 1 / links.shape[0], dtype=links.dtype)
+    for _ in range(20):
+        rank = 0.85 * (links @ rank) + 0.15 / links.shape[0]
+    return rank
+
+
+def regressed(x: Array, y: Array, w: Array) -> Array:
+    for _ in range(5):
+        w = w - 0.1 * (x.T @ (1 / (1 + np.exp(-(x @ w))) - y)) / len(y)
+    return w
+
+
+def escapes(x: Array, y: Array) -> Array:
+    real, imaginary, steps = np.zeros_like(x), np.zeros_like(x), np.zeros_like(x)
+    for _ in range(20):
+        square = real * real - imaginary * imaginary + x
+        real, imaginary = square, 2 * real * imaginary + y
+        steps = steps + (real * real + imaginary * imaginary < 4)
+    return steps
+
+
 def _normal(*shape: int) -> Array:
     return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
 
@@ -100,6 +131,17 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Array, ...]]] = {
     "sums over 100000 edges of 10000x64": (
         neighbours, (_normal(10000, 64), _integers(10000, 100000), _integers(9999, 100000)),
     ),
+    "matrix times column 300x300": (times_column, (_normal(300, 300), _normal(300))),
+    "matrix times column 1024x1024": (times_column, (_normal(1024, 1024), _normal(1024))),
+    "matrix times column 10000x8": (times_column, (_normal(10000, 8), _normal(8))),
+    "matrix times column 8192x2048": (times_column, (_normal(8192, 2048), _normal(2048))),
+    "row times matrix 1024x1024": (row_times, (_normal(1024), _normal(1024, 1024))),
+    "page rank 1000x1000": (ranks, (abs(_normal(1000, 1000)),)),
+    "logistic regression 5000x30": (
+        regressed, (_normal(5000, 30), abs(_normal(5000)) % 1, _normal(30)),
+    ),
+    "escape times 512x512, 20 steps": (escapes, (_normal(512, 512) % 2, _normal(512, 512) % 2)),
+    "sum of two 64x64": (np.add, (_normal(64, 64), _normal(64, 64))),
     "softmax 32x1000": (softmax, (_normal(32, 1000),)),
     "spectrum 1024x1024 (rfft by NumPy)": (complex_spectrum, (_normal(1024, 1024),)),
     "largest of rows 1024x1024 (sort by NumPy)": (ranked, (_normal(1024, 1024),)),

@@ -211,6 +211,64 @@ def test_a_number_of_numpys_among_the_arguments_has_its_type():
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
+COLUMNS = {  # forms of a matrix times a single column, and how their kernels are called
+    "in rows": (lambda a, v: a @ v, (37, 100), (100,), "sum"),
+    "of rows of three": (lambda a, v: a @ v, (1000, 3), (3,), "sum"),
+    "a column of two axes": (lambda a, v: a @ v, (37, 100), (100, 1), "sum"),
+    "of which much follows": (
+        lambda a, v: np.exp(-(a - a.mean(0)) @ v) + 1,
+        (37, 100),
+        (100,),
+        "sum",
+    ),
+    "transposed": (lambda a, v: a.T @ v, (100, 37), (100,), "product"),
+    "long": (lambda a, v: a @ v, (1100, 2000), (2000,), "product"),
+    "batched": (lambda a, v: a @ v, (3, 37, 100), (3, 100, 1), "sum"),
+    "for all of a batch": (lambda a, v: a @ v, (3, 37, 100), (100,), "sum"),
+    "of two rows": (lambda a, v: v @ a @ v, (100, 100), (100,), "sum"),
+    "a number": (lambda a, v: a @ v, (100,), (100,), "sum"),
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_matrix_times_a_column(name, dtype):
+    """A product of as many columns as lanes took 2 to 10 times as long."""
+    function, *shapes, kernel = COLUMNS[name]
+    a, v = (np.random.default_rng(0).standard_normal(shape).astype(dtype) for shape in shapes)
+    computation = tilecore.compute(function)
+    found, wanted = computation(a, v), function(a, v)
+    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+    exact = function(a.astype(np.float64), v.astype(np.float64))
+    np.testing.assert_allclose(found, exact, rtol=1e-4, atol=1e-12 if dtype is np.float64 else 1e-4)
+    kernels = [line for line in computation.explain(a, v).splitlines() if line[0] != " "]
+    assert any(kernel in line for line in kernels)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_matrix_of_torch_times_a_column(dtype):
+    a, v = torch.randn(64, 96).to(dtype), torch.randn(96).to(dtype)
+    for function in (torch.mv, torch.matmul, lambda a, v: a.t()[:, :64] @ v[:64]):
+        found = tilecore.compute(function)(a, v)
+        wanted = function(a.double(), v.double())
+        assert found.dtype == dtype
+        closely = 1e-4 if dtype == torch.float32 else 0.1
+        torch.testing.assert_close(found.double(), wanted, rtol=closely, atol=closely)
+
+
+def test_gradients_of_a_matrix_times_a_column_are_torchs():
+    a, v = torch.randn(64, 96, requires_grad=True), torch.randn(96, requires_grad=True)
+
+    def loss(a, v):
+        return (torch.sigmoid(a @ v) ** 2).sum()
+
+    wanted = torch.autograd.grad(loss(a, v), (a, v))
+    compiled = torch.compile(loss, backend="tilecore")
+    found = torch.autograd.grad(compiled(a, v), (a, v))
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(
     "function",

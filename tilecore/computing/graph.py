@@ -311,6 +311,11 @@ def grouped(a: Node, b: Node, ends: Node, span: SourceSpan) -> Node:
     return Node("grouped", "grouped_mm", (a, b, ends), shape, a.dtype, attrs, span)
 
 
+def lies_in_rows(x: Node) -> bool:
+    """Return whether a matrix is none of a tensor that lies transposed."""
+    return not _upright(x, False)[1]
+
+
 def _upright(x: Node, trans: bool) -> tuple[Node, bool]:
     """Return the tensor behind a transposition of the last two axes, which a product reads."""
     if x.kind == "view" and x.op == "permute" and x.attrs["axes"][-2] > x.attrs["axes"][-1]:

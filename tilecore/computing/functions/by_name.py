@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from tilecore.computing import calls, graph
-from tilecore.computing.extents import Extent
+from tilecore.computing import calls, graph, operands
+from tilecore.computing.extents import Extent, present, varies
 from tilecore.computing.functions import (
     arithmetic,
     composites,
@@ -47,6 +47,7 @@ BINARY = ("add", "sub", "mul", "div", "pow", "maximum", "minimum")
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 LOGIC = ("and", "or", "xor", "not")
 DEVICES = ("cpu", "cuda")
+MOST_CACHED = 1 << 21  # elements of a matrix whose rows are summed up fastest
 ALIASES: Mapping[str, str] = MappingProxyType({
     "absolute": "abs", "negative": "neg", "subtract": "sub", "multiply": "mul",
     "divide": "div", "true_divide": "div", "truediv": "div", "power": "pow", "less": "lt",
@@ -308,13 +309,34 @@ def _matmul(span: SourceSpan, input: Node, other: Node) -> Node:
         raise TypeMismatch(expected="two tensors with axes", found="a number")
     left = graph.reshaped(a, (1, *a.shape), span) if len(a.shape) == 1 else a
     right = graph.reshaped(b, (*b.shape, 1), span) if len(b.shape) == 1 else b
-    found = graph.product(left, right, span)
+    found = _times_column(left, right, span) or graph.product(left, right, span)
     shape = list(found.shape)
     if len(b.shape) == 1:
         del shape[-1]
     if len(a.shape) == 1:
         del shape[-2 if len(b.shape) > 1 else -1]
     return graph.reshaped(found, shape, span) if tuple(shape) != found.shape else found
+
+
+def _times_column(a: Node, b: Node, span: SourceSpan) -> Node | None:
+    """Return a matrix times a single column on a CPU, without products of as many columns as lanes.
+
+    Rows that caches hold are summed up by whole vectors; of long ones, and of matrices that lie
+    transposed, the column is the row of a product that reads the matrix where it lies.
+    """
+    *_, rows, depth = a.shape
+    is_column = not varies(b.shape[-1]) and b.shape[-1] == 1
+    if not is_column or operands.is_on_gpu() or a.dtype != b.dtype or depth != b.shape[-2]:
+        return None
+    is_single = not varies(rows) and rows == 1
+    turned = graph.reshaped(b, (*b.shape[:-2], 1, depth), span)
+    is_small = present(rows) * present(depth) <= MOST_CACHED
+    if a.dtype in ("float32", "float64") and (is_single or (is_small and graph.lies_in_rows(a))):
+        return reduced("sum", pointwise("mul", a, turned, span=span), (len(a.shape) - 1,), True, span)
+    if is_single:
+        return None
+    found = graph.product(turned, views.transpose(span, a, -1, -2), span)
+    return graph.reshaped(found, (*found.shape[:-2], rows, 1), span)
 
 
 def _linear(span: SourceSpan, x: Node, weight: Node, bias: Node | None = None) -> Node:
