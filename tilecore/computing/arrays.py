@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tilecore.computing import calls
 from tilecore.computing.calls import Call, results
 from tilecore.computing.graph import Node, Shape
 from tilecore.computing.operands import is_tensor
@@ -89,9 +90,12 @@ def _seen(memory: Any, offset: int, shape: Shape, strides: Shape) -> Any:
     """Return the tensor of a shape and strides that begins at an element of another one."""
     if hasattr(memory, "as_strided"):
         return memory.as_strided(shape, strides, memory.storage_offset() + offset)
-    view, size = np.lib.stride_tricks.as_strided, memory.itemsize
-    line = view(memory, (offset + 1,), (size,))[offset:]
-    return view(line, shape, [s * size for s in strides])
+    size = memory.itemsize
+    steps = [s * size for s in strides]
+    if memory.flags.c_contiguous:  # in a tenth of the time
+        return np.ndarray(shape, memory.dtype, memory, offset * size, steps)
+    view = np.lib.stride_tricks.as_strided
+    return view(view(memory, (offset + 1,), (size,))[offset:], shape, steps)
 
 
 def _address(tensor: Any) -> int:
@@ -169,20 +173,41 @@ def called(call: Call, tensors: Sequence[Any], node: Node) -> list[Any]:
     """
     is_numpy = not all(hasattr(tensor, "data_ptr") for tensor in tensors)
     is_numpy = is_numpy or bool(node.attrs.get("is_numpy"))  # if it is created
-    given = [of_torch(t) for t in tensors] if is_numpy else tensors
-    with _refusals(call, node):
-        found = results(call(given, node.shape))
-    if not is_numpy:
-        return found
-    made = [of_numpy(tensor) for tensor in found]
+    of_arrays = call.of_arrays if is_numpy else None
+    if of_arrays is not None and all(type(t) is np.ndarray for t in tensors):
+        with _refusals(call, node):
+            made = own_arrays(of_arrays(tensors, node.shape), tensors)
+    else:
+        given = [of_torch(t) for t in tensors] if is_numpy else tensors
+        with _refusals(call, node):
+            found = results(call(given, node.shape))
+        if not is_numpy:
+            return found
+        made = [of_numpy(tensor) for tensor in found]
     own = made[node.attrs["place"]]
-    if (own.shape, str(own.dtype)) != (node.shape, node.dtype):
+    if (own.shape, _name_of(own.dtype)) != (node.shape, node.dtype):
         raise ArgumentError(
             position="of", name=call.name, expected=f"a result {node.shape} of {node.dtype}",
             found=f"{own.shape} of {own.dtype}", span=node.span,
             hint="its shape follows from elements: call it outside of the computation",
         )  # fmt: skip
     return made
+
+
+def own_arrays(found: Any, given: Sequence[Any]) -> list[Any]:
+    """Return the arrays that a function of NumPy returned, in memory of their own."""
+    made: list[Any] = []
+    calls.mapped(found, (np.ndarray, np.generic), made.append)
+    return [
+        np.array(a) if a.ndim == 0 or any(np.may_share_memory(a, one) for one in given) else a
+        for a in made
+    ]
+
+
+@functools.lru_cache(256)
+def _name_of(dtype: Any) -> str:
+    """Return the name of an element type, which NumPy makes anew each time."""
+    return str(dtype)
 
 
 def called_in_place(call: Call, tensors: Sequence[Any], node: Node) -> list[Any]:
@@ -213,7 +238,7 @@ def of_torch(array: Any) -> Any:
     """Return the tensor of torch of an array's elements, in its memory."""
     import torch
 
-    if str(array.dtype) == "bfloat16":  # which NumPy knows by ml_dtypes, torch does not
+    if _name_of(array.dtype) == "bfloat16":  # which NumPy knows by ml_dtypes, torch does not
         return torch.from_numpy(np.ascontiguousarray(array).view(np.int16)).view(torch.bfloat16)
     has_negative = any(n < 0 for n in getattr(array, "strides", ()))
     return torch.as_tensor(array.copy() if has_negative else array)

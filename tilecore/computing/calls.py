@@ -96,8 +96,31 @@ class Call:
         if self._is_flat:
             given = [tensors[a.number] if type(a) is Hole else a for a in self.args]
             return self.function(*given, **self.kwargs)
-        args, kwargs = mapped((self.args, dict(self.kwargs)), Hole, lambda h: tensors[h.number])
-        return self.function(*(shape if isinstance(a, Whole) else a for a in args), **kwargs)
+
+        def filled(argument: Any) -> Any:
+            return mapped(argument, Hole, lambda hole: tensors[hole.number])
+
+        held = self._with_holes
+        args = [filled(a) if i in held else a for i, a in enumerate(self.args)]
+        kwargs = {k: filled(v) if k in held else v for k, v in self.kwargs.items()}
+        return self.function(*(shape if type(a) is Whole else a for a in args), **kwargs)
+
+    @functools.cached_property
+    def _with_holes(self) -> frozenset[int | str]:
+        """Positions and names of the arguments in which tensors stand."""
+        found: set[int | str] = set()
+        arguments: list[tuple[int | str, Any]] = [*enumerate(self.args), *self.kwargs.items()]
+        for place, argument in arguments:
+            holes: list[Hole] = []
+            mapped(argument, Hole, holes.append)
+            found.update([place] if holes else [])
+        return frozenset(found)
+
+    @functools.cached_property
+    def of_arrays(self) -> Call | None:
+        """The call of the function of NumPy itself, where torch's tensors stand for arrays."""
+        function = getattr(self.function, "of_arrays", None)
+        return None if function is None else Call(self.name, function, self.args, self.kwargs)
 
     def in_place(self, tensors: Sequence[Any]) -> None:
         """Do to the first tensor what the function returns of it."""

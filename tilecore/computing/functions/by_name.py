@@ -331,8 +331,10 @@ def _times_column(a: Node, b: Node, span: SourceSpan) -> Node | None:
     is_single = not varies(rows) and rows == 1
     turned = graph.reshaped(b, (*b.shape[:-2], 1, depth), span)
     is_small = present(rows) * present(depth) <= MOST_CACHED
-    if a.dtype in ("float32", "float64") and (is_single or (is_small and graph.lies_in_rows(a))):
-        return reduced("sum", pointwise("mul", a, turned, span=span), (len(a.shape) - 1,), True, span)
+    is_near = is_single or (is_small and graph.lies_in_rows(a))
+    if is_near and a.dtype in ("float32", "float64"):
+        terms = pointwise("mul", a, turned, span=span)
+        return reduced("sum", terms, (len(a.shape) - 1,), True, span)
     if is_single:
         return None
     found = graph.product(turned, views.transpose(span, a, -1, -2), span)

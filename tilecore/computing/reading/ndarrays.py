@@ -128,8 +128,8 @@ class Array(Traced):
         raise UnsupportedSyntax(
             expected="an array that is computed with", found="one whose elements NumPy asks for",
             span=caller(),
-            hint="leave out np.asarray; write to np.zeros_like(x), not np.zeros(...); np.dot(a, "
-            "x), not a.dot(x)",
+            hint="leave out np.asarray; np.stack([x, y]), not np.array([x, y]); np.take(a, x, 0), "
+            "not a[x]; write to np.zeros_like(x), not np.zeros(...); np.dot(a, x), not a.dot(x)",
         )  # fmt: skip
 
     def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -156,8 +156,11 @@ class Array(Traced):
         if method == "at" and name == "add":
             return numpy_functions.add_at(*args)
         known = {"reduce": REDUCED, "accumulate": RUNNING}.get(method, {})
-        if name not in known or kwargs.get("out") is not None:
+        if kwargs.get("out") is not None or method not in ("reduce", "accumulate", "reduceat"):
             raise unknown(f"numpy.{name}.{method}")
+        if name not in known:
+            function = numpy_whole.of_tensors(getattr(ufunc, method))
+            return called(f"{name}.{method}", args, kwargs, function)
         given = dict(zip(("axis", "dtype"), args[1:], strict=False))
         return computed(known[name], args[:1], {"axis": 0, **given, **kwargs})
 

@@ -88,6 +88,7 @@ def of_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
         args, kwargs = mapped(given, torch.Tensor, passed)
         return mapped(function(*args, **kwargs), (np.ndarray, np.generic), made)
 
+    computed.of_arrays = function  # type: ignore[attr-defined]
     return computed
 
 
