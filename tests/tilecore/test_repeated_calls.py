@@ -70,7 +70,9 @@ def test_what_is_wrong_is_told_also_at_sizes_known_before(kernel):
     assert kernel.loaded._ran(good)
     arrays = tuple(a.numpy() if isinstance(a, torch.Tensor) else a for a in good)
     kernel(*arrays)
-    assert isinstance(kernel.loaded._quick, QuickChecks)
+    assert kernel.loaded._ran(arrays)
+    assert isinstance(kernel.loaded._quick, QuickChecks)  # of arrays beside kept weights
+    kernel.loaded._quick.learn(arrays)
     assert kernel.loaded._quick.accepts(arrays)
     for position, wrong, message in (
         (0, x.double(), "expected dtype float32, found float64"),
@@ -85,11 +87,16 @@ def test_what_is_wrong_is_told_also_at_sizes_known_before(kernel):
         (5, np.frombuffer(bytes(240), np.float32).reshape(6, 10), "writable"),
         (6, z.long(), "dtype int32"),
     ):
-        arguments = list(good)
-        arguments[position] = wrong
-        with pytest.raises(ArgumentError, match=message):
-            kernel(*arguments)
-        kernel(*good)
+        for others in (good, arrays):
+            arguments = list(others)
+            arguments[position] = wrong
+            with pytest.raises(ArgumentError, match=message):
+                kernel(*arguments)
+            if others is arrays and isinstance(wrong, torch.Tensor):
+                arguments[position] = wrong.numpy()
+                with pytest.raises(ArgumentError, match=message):
+                    kernel(*arguments)
+            kernel(*others)
     misaligned = np.ndarray((6, 10), np.float32, bytearray(244), offset=1)
     with pytest.raises(ArgumentError, match="aligned"):
         kernel(x, w, shift, factor, rows, misaligned, z)

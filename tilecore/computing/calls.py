@@ -191,7 +191,11 @@ def called(
     try:
         given, found = _told(call, nodes, operator.index if is_fixed else present)
     except Impure as error:
-        raise UnsupportedSyntax(expected=str(error), found=f"`{name}`", span=span) from None
+        is_masked = name.endswith("getitem") or "mask" in name
+        hint = "`where(mask, x, 0)` keeps the shape of x" if is_masked else ""
+        raise UnsupportedSyntax(
+            expected=str(error), found=f"`{name}`", span=span, hint=hint
+        ) from None
     except REFUSALS as error:
         said = str(error).strip().splitlines()[0].partition(". ")[0]
         raise UnsupportedSyntax(

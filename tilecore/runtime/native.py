@@ -1,4 +1,4 @@
-"""The common call in half a microsecond: the kernel's own entry looks at tensors of torch.
+"""The common call in half a microsecond: the kernel's own entry looks at tensors and arrays.
 
 ``codegen/accept.ll`` reads the table that is made here. What it does not accept is not refused:
 ``runtime.kernel.check`` looks again, closely, and says what is wrong.

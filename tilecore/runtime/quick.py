@@ -1,4 +1,4 @@
-"""The common call in a few microseconds: arrays of NumPy, and kernels that have no table (native).
+"""The common call in a few microseconds: of kernels that have no table (native) or keep weights.
 
 What is not accepted here is not refused: ``check`` looks again, closely, and says what is wrong.
 """
