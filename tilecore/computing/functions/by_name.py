@@ -334,7 +334,7 @@ def _times_column(a: Node, b: Node, span: SourceSpan) -> Node | None:
     is_near = is_single or (is_small and graph.lies_in_rows(a))
     if is_near and a.dtype in ("float32", "float64"):
         terms = pointwise("mul", a, turned, span=span)
-        return reduced("sum", terms, (len(a.shape) - 1,), True, span)
+        return reduced("sum", terms, (len(terms.shape) - 1,), True, span)
     if is_single:
         return None
     found = graph.product(turned, views.transpose(span, a, -1, -2), span)
