@@ -214,6 +214,23 @@ def test_a_number_of_numpys_among_the_arguments_has_its_type():
         np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
+def test_what_stands_behind_a_plus_is_a_copy():
+    """There was no unary plus: a TypeError of Python's."""
+
+    def function(x):
+        y = +x
+        y += 1
+        return x * 2, y
+
+    x = GIVEN["x"].copy()
+    for one, other in zip(tilecore.compute(function)(x), function(GIVEN["x"].copy()), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+    np.testing.assert_array_equal(x, GIVEN["x"])
+    tensor = torch.from_numpy(x)
+    found = tilecore.compute(lambda t: (+t).relu())(tensor)
+    torch.testing.assert_close(found, tensor.relu())
+
+
 COLUMNS = {  # forms of a matrix times a single column, and how their kernels are called
     "in rows": (lambda a, v: a @ v, (37, 100), (100,), "sum"),
     "of rows of three": (lambda a, v: a @ v, (1000, 3), (3,), "sum"),

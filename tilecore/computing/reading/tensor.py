@@ -238,6 +238,9 @@ class Traced(View):
 
         return called("where", (condition, self, other), {}, torch.where)
 
+    def __pos__(self) -> Any:
+        return called("positive", (self,), {})
+
     def __neg__(self) -> Any:
         return called("neg", (self,), {})
 
