@@ -391,9 +391,7 @@ class Computation:
                 returned = self.function(*bound.args, **bound.kwargs)
                 tensors = {k: t for k, t in traced.items() if isinstance(t, Traced)}
                 written = {k: t for k, t in tensors.items() if t.memory.version}
-                outcome, found = given.outcome(
-                    returned, put, written, lambda v: isinstance(v, Traced)
-                )
+                outcome, found = given.outcome(returned, put, written, _is_result)
             outcome, nodes = _with_parts(outcome, found, written, inputs)
             need_tensors(nodes)
         held.depend_on(values)
@@ -571,6 +569,19 @@ def _with_parts(
         if name is not None and place is not None:
             nodes[number], parts[number] = inputs[name], (name, place)
     return replace(outcome, parts=parts), nodes
+
+
+def _is_result(value: Any) -> bool:
+    """Return whether a value is a tensor that is read.
+
+    Raises:
+        UnsupportedSyntax: elements that a mask picks, whose number is not known (TC101).
+    """
+    from tilecore.computing.reading.masked import Masked
+
+    if isinstance(value, Masked):
+        raise value.refused()
+    return isinstance(value, Traced)
 
 
 def _owner(result: Traced) -> int | None:

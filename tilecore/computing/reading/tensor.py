@@ -222,7 +222,10 @@ class Traced(View):
     def __getitem__(self, index: Any) -> Any:
         self.memory.need_reading()
         if not is_plain(index):
-            return called("__getitem__", (self, index), {})
+            from tilecore.computing.reading import masked
+
+            found = masked.picked(self, index)
+            return called("__getitem__", (self, index), {}) if found is None else found
         return Traced(self.memory, views.part(caller(), self.seen, numbered(index)))
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -319,14 +322,14 @@ def _in_place(name: str) -> Any:
     return method
 
 
-_LOGIC = ("and", "or", "xor")
+LOGICAL = ("and", "or", "xor")
 # or refused
-_ARITHMETIC = ("add", "sub", "mul", "truediv", "pow", "floordiv", "mod", "lshift", "rshift")
-for _name in (*_ARITHMETIC, *_LOGIC, "matmul", "lt", "le", "gt", "ge", "eq", "ne"):
+ARITHMETIC = ("add", "sub", "mul", "truediv", "pow", "floordiv", "mod", "lshift", "rshift")
+for _name in (*ARITHMETIC, *LOGICAL, "matmul", "lt", "le", "gt", "ge", "eq", "ne"):
     setattr(Traced, f"__{_name}__", _binary(_name))
-for _name in (*_ARITHMETIC, *_LOGIC, "matmul"):
+for _name in (*ARITHMETIC, *LOGICAL, "matmul"):
     setattr(Traced, f"__r{_name}__", _binary(_name, is_turned=True))
-for _name in (*_ARITHMETIC, *_LOGIC):
+for _name in (*ARITHMETIC, *LOGICAL):
     setattr(Traced, f"__i{_name}__", _in_place(_name))
 setattr(Traced, "__hash__", object.__hash__)  # noqa: B010 (an __eq__ of its own took it)
 
@@ -397,12 +400,18 @@ def called(
         UnsupportedSyntax: computations have no such function, or not with these arguments (TC101).
         TileError: shapes or element types do not fit, placed at the caller's line.
     """
-    from tilecore.computing.reading import writing
+    from tilecore.computing.reading import masked, writing
 
     span = caller()
     _need_reading(args)
     bare = name[2:-2] if name.startswith("__") else name
     args, kwargs = by_place(args, kwargs)
+    if any(isinstance(v, masked.Masked) for v in (*args, *kwargs.values())):
+        return masked.called(name, args, kwargs, function)
+    if bare == "masked_select" and len(args) == 2 and args[0].shape == args[1].shape:
+        found = masked.picked(*args)
+        if found is not None:
+            return found
     if kwargs.get("out") is not None:
         raise UnsupportedSyntax(
             expected="operations that return new tensors", found=f"`{name}` with out=", span=span,

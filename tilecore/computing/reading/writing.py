@@ -126,7 +126,15 @@ def changed(name: str, x: Traced, compute: Callable[[], Traced], span: SourceSpa
 
 def assign(x: Traced, index: Any, value: Any, span: SourceSpan) -> None:
     """Write to a part of a tensor, which an index names."""
+    from tilecore.computing.reading.masked import Masked
+
     x.memory.need_own(span)
+    if isinstance(value, Masked):
+        mask = index[0] if isinstance(index, tuple) and len(index) == 1 else index
+        if not isinstance(mask, Traced):
+            raise value.refused()
+        x.memory.write(x.seen, _converted(value.in_place_of(x, mask), x), span)
+        return
     if is_plain(index):
         part = views.part(span, x.seen, numbered(index))
         _put(Traced(x.memory, part), value, span, is_part=True)

@@ -1,0 +1,285 @@
+"""Elements that a mask picks (``x[x > 0]``): how many there are, only elements tell.
+
+What is computed of each of them alone is computed of all there are, and what comes of all of them
+looks at the mask: ``loss[mask].mean()`` is ``where(mask, loss, 0).sum() / mask.sum()``. What needs
+their number or their order is refused, as everything was before there were these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilecore.computing.functions.by_name import ALIASES, LOGIC, UNARY
+from tilecore.computing.graph import FLOATS, INTEGERS, Node
+from tilecore.computing.operands import caller, device, is_tensor
+from tilecore.computing.reading import tensor
+from tilecore.computing.reading.given import PROMOTING
+from tilecore.computing.reading.tensor import Traced
+from tilecore.errors import UnsupportedSyntax
+
+EACH = frozenset((  # functions of each element alone, by the names that computations have for them
+    *UNARY, *PROMOTING, *(f"{kind}_{op}" for kind in ("logical", "bitwise") for op in LOGIC),
+    "relu", "silu", "gelu", "elu", "leaky_relu", "softplus", "square", "reciprocal", "to", "astype",
+    "type", "float", "double", "half", "bfloat16", "round", "sign", "expm1", "log10", "isnan",
+    "isinf", "isfinite", "nan_to_num", "clamp_min", "clamp_max", "positive", "floordiv",
+))  # fmt: skip
+OF_ALL = {  # functions of all elements: what stands for those that the mask leaves out
+    "sum": 0, "any": False, "all": True, "max": -math.inf, "amax": -math.inf, "min": math.inf,
+    "amin": math.inf, "count_nonzero": 0,
+}  # fmt: skip
+AVERAGES = ("mean", "var", "std")
+
+
+class Masked:
+    """Elements or rows of a tensor that a mask picks.
+
+    Attributes:
+        whole: the tensor.
+        mask: truth, of its first axes.
+    """
+
+    __slots__ = ("mask", "span", "whole")
+    __array_priority__ = 1000
+
+    def __init__(self, whole: Traced, mask: Traced) -> None:
+        self.whole, self.mask, self.span = whole, mask, caller()
+
+    @property
+    def dtype(self) -> Any:
+        """Their element type."""
+        return self.whole.dtype
+
+    @property
+    def ndim(self) -> int:
+        """How many axes they have: one in place of those of the mask."""
+        return self.whole.ndim - self.mask.ndim + 1
+
+    def refused(self) -> UnsupportedSyntax:
+        """Return why they are not known as a tensor of their own."""
+        return UnsupportedSyntax(
+            expected="a tensor whose shape follows from shapes", found="elements that a mask picks",
+            span=self.span, hint="sums, means and ends of them are computed, and what is written "
+            "back to them; `where(mask, x, 0)` keeps the shape of x",
+        )  # fmt: skip
+
+    def in_place_of(self, x: Traced, mask: Traced) -> Any:
+        """Return a tensor with these where another mask says, which must be the same.
+
+        Raises:
+            UnsupportedSyntax: it is another one (TC101).
+        """
+        if not is_same(mask.node, self.mask.node):
+            raise self.refused()
+        return _where(_expanded(self.mask, self.whole), self.whole, x)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if ALIASES.get(name, name) in {*EACH, *OF_ALL, *AVERAGES}:
+            return lambda *args, **kwargs: tensor.called(name, (self, *args), kwargs)
+        raise self.refused()
+
+    def __iter__(self) -> Iterator[Any]:
+        raise self.refused()
+
+    def __len__(self) -> int:
+        raise self.refused()
+
+    def __getitem__(self, index: Any) -> Any:
+        raise self.refused()
+
+    def __bool__(self) -> bool:
+        raise self.refused()
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        raise self.refused()
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        _ = types
+        return tensor.called(getattr(function, "__name__", ""), args, kwargs or {}, function)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        if method != "__call__" or kwargs:
+            raise self.refused()
+        return tensor.called(ufunc.__name__, args, {})
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        _ = types
+        return tensor.called(function.__name__, args, kwargs)
+
+
+def _binary(name: str, *, is_turned: bool = False) -> Any:
+    def method(self: Masked, other: Any) -> Any:
+        return tensor.called(name, (other, self) if is_turned else (self, other), {})
+
+    return method
+
+
+def _unary(name: str) -> Any:
+    return lambda self: tensor.called(name, (self,), {})
+
+
+for _name in (*tensor.ARITHMETIC, *tensor.LOGICAL, "lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(Masked, f"__{_name}__", _binary(_name))
+for _name in (*tensor.ARITHMETIC, *tensor.LOGICAL):
+    setattr(Masked, f"__r{_name}__", _binary(_name, is_turned=True))
+for _name in ("neg", "abs", "invert", "pos"):
+    setattr(Masked, f"__{_name}__", _unary(f"__{_name}__"))
+setattr(Masked, "__hash__", object.__hash__)  # noqa: B010 (an __eq__ of its own took it)
+
+
+def picked(x: Any, index: Any) -> Masked | None:
+    """Return what a mask that is computed picks of a tensor, as it is now; None: none is given."""
+    mask = index[0] if isinstance(index, tuple) and len(index) == 1 else index
+    if not isinstance(mask, Traced) or mask.seen.dtype != "bool" or not mask.shape:
+        return None
+    if tuple(x.shape[: mask.ndim]) != tuple(mask.shape):
+        return None
+    return Masked(*(tensor.called("clone", (t,), {}) for t in (x, mask)))
+
+
+def called(
+    name: str, args: Sequence[Any], kwargs: Mapping[str, Any],
+    function: Callable[..., Any] | None = None,
+) -> Any:  # fmt: skip
+    """Return what a function makes of elements that masks pick.
+
+    Raises:
+        UnsupportedSyntax: it needs their number or order (TC101).
+    """
+    given = (*args, *kwargs.values())
+    first = next(v for v in given if isinstance(v, Masked))
+    bare = name[2:-2] if name.startswith("__") else name
+    own = {"pos": "positive", "invert": "logical_not"}.get(bare, ALIASES.get(bare, bare))
+    if own in EACH and all(_goes_with(v, first) for v in given):
+        args, kwargs = [_whole(v) for v in args], {k: _whole(v) for k, v in kwargs.items()}
+        return Masked(tensor.called(name, args, kwargs, function), first.mask)
+    axes = _axes(first, args[1:], kwargs) if args and args[0] is first else None
+    if axes is None or own not in (*OF_ALL, *AVERAGES):
+        raise first.refused()
+    says_places = own in ("max", "min") and device() is not None and len(given) > 1
+    if says_places:  # torch's along an axis
+        raise first.refused()
+    if own in AVERAGES:
+        return _average(first, own, axes, args, kwargs)
+    return _of_all(first, own, axes)
+
+
+def _of_all(x: Masked, own: str, axes: tuple[int, ...]) -> Any:
+    rest = OF_ALL[own]
+    dtype = x.whole.seen.dtype
+    if math.isinf(rest) and dtype not in FLOATS:
+        if dtype not in INTEGERS:
+            raise x.refused()
+        ends = np.iinfo(dtype)
+        rest = int(ends.min if rest < 0 else ends.max)
+    found = tensor.called("ne", (x.whole, 0), {}) if own == "count_nonzero" else x.whole
+    kept = _where(_expanded(x.mask, x.whole), found, rest)
+    reduce = {"count_nonzero": "sum", "max": "amax", "min": "amin"}.get(own, own)
+    if reduce in ("any", "all") and len(axes) > 1 and device() is not None:
+        kept = kept.flatten(0, len(axes) - 1)
+        axes = (0,)
+    return tensor.called(reduce, (kept, axes if len(axes) > 1 else axes[0]), {})
+
+
+def _average(
+    x: Masked, own: str, axes: tuple[int, ...], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    known = {"axis", "dim", "ddof", "correction", "unbiased"}
+    is_float = x.whole.seen.dtype in FLOATS
+    is_mean_of_integers = own == "mean" and device() is None and x.whole.seen.dtype in INTEGERS
+    if not (is_float or is_mean_of_integers) or set(kwargs) - known or len(args) > 2:
+        raise x.refused()
+    count = tensor.called("sum", (x.mask,), {})
+    others = math.prod(x.whole.shape[a] for a in axes if a >= x.mask.ndim)
+    if is_float:
+        count = count.astype(x.dtype) if device() is None else count.to(x.dtype)
+    count = count * others if others != 1 else count
+    mean = _of_all(x, "sum", axes) / count
+    if own == "mean":
+        return mean
+    is_torch = device() is not None
+    less = kwargs.get("correction", kwargs.get("ddof", int(kwargs.get("unbiased", is_torch))))
+    away = x.whole - mean
+    squares = _of_all(Masked(away * away, x.mask), "sum", axes)
+    found = squares / (count - less)
+    return tensor.called("sqrt", (found,), {}) if own == "std" else found
+
+
+def _axes(x: Masked, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """Return the axes of the whole tensor that a reduction is over; None: it is none over these."""
+    said = [*args[:1], *(kwargs[k] for k in ("axis", "dim") if kwargs.get(k) is not None)]
+    axis = said[0] if said else None
+    is_odd = any(kwargs.get(k) for k in ("keepdims", "keepdim", "dtype", "out", "where", "initial"))
+    if is_odd or len(said) > 1 or len(args) > 1:
+        return None
+    if axis is None:
+        return tuple(range(x.whole.ndim))
+    return tuple(range(x.mask.ndim)) if type(axis) is int and axis == 0 else None
+
+
+def _goes_with(value: Any, first: Masked) -> bool:
+    """Return whether a value is one for all that a mask picks, or one for each of these."""
+    if isinstance(value, Masked):
+        return value is first or is_same(value.mask.node, first.mask.node)
+    rest = first.whole.ndim - first.mask.ndim
+    return not is_tensor(value) or len(value.shape) <= rest
+
+
+def _whole(value: Any) -> Any:
+    return value.whole if isinstance(value, Masked) else value
+
+
+def _expanded(mask: Traced, x: Traced) -> Any:
+    """Return a mask with axes of one behind its own, as many as a tensor has more."""
+    rest = x.ndim - mask.ndim
+    return mask[(..., *[None] * rest)] if rest else mask
+
+
+def _where(mask: Any, x: Any, other: Any) -> Any:
+    if device() is None:
+        return np.where(mask, x, other)
+    import torch
+
+    return tensor.called("where", (mask, x, other), {}, torch.where)
+
+
+def is_same(one: Node, other: Node) -> bool:
+    """Return whether two nodes are the same function of the same tensors."""
+    known: set[tuple[Node, Node]] = set()
+    waiting = [(one, other)]
+    while waiting:
+        a, b = waiting.pop()
+        if a is b or (a, b) in known:
+            continue
+        known.add((a, b))
+        does = _does(a)
+        try:
+            if does is None or does != _does(b):
+                return False
+        except ValueError:  # of arrays among the arguments
+            return False
+        for x, y in zip(a.args, b.args, strict=True):
+            if isinstance(x, Node) and isinstance(y, Node):
+                waiting.append((x, y))
+            elif x is not y and (type(x), x) != (type(y), y):
+                return False
+    return True
+
+
+def _does(node: Node) -> Any:
+    """Return what a node computes of its arguments; None: that is not compared."""
+    alike = node.kind, node.op, node.shape, node.dtype, len(node.args)
+    if node.kind in ("pointwise", "view"):
+        return alike, dict(node.attrs)
+    if node.kind == "call" and "draw" not in node.attrs:
+        call = node.attrs["call"]
+        return alike, call.function, call.args, dict(call.kwargs), node.attrs["place"]
+    return None
