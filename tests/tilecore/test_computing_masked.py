@@ -101,6 +101,42 @@ def test_of_tensors(function):
     check(function, (X, GROUPS, V), torch.tensor)
 
 
+def cross_entropy(logits, targets, mask, **kwargs):
+    return torch.nn.functional.cross_entropy(logits[mask], targets[mask], **kwargs)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("shape", [(40,), (3, 17)])
+def test_cross_entropy(shape, reduction):
+    """Targets that the mask leaves out are often no classes."""
+    logits, mask = torch.randn(*shape, 11), torch.rand(shape) > 0.4
+    targets = torch.where(mask, torch.randint(0, 11, shape), -1)
+    targets.view(-1)[torch.nonzero(mask.view(-1))[0]] = -100
+
+    def function(logits, targets, mask):
+        return cross_entropy(logits, targets, mask, reduction=reduction)
+
+    found = tilecore.compute(function)(logits, targets, mask)
+    torch.testing.assert_close(found, function(logits, targets, mask))
+    with pytest.raises(UnsupportedSyntax, match="elements that a mask picks"):
+        tilecore.compute(lambda *a: cross_entropy(*a, label_smoothing=0.1))(logits, targets, mask)
+    with pytest.raises(UnsupportedSyntax, match="elements that a mask picks"):
+        weights = torch.rand(11)
+        tilecore.compute(lambda *a: cross_entropy(*a, weight=weights))(logits, targets, mask)
+
+
+@pytest.mark.parametrize("name", ["mse_loss", "l1_loss", "huber_loss", "smooth_l1_loss"])
+def test_losses_of_elements(name):
+    loss = getattr(torch.nn.functional, name)
+    x, y, rows = torch.randn(30, 5), torch.randn(30, 5), torch.rand(30) > 0.5
+    for function in (
+        lambda x, y, rows: loss(x[rows], y[rows]),
+        lambda x, y, rows: loss(x[y > 0], y[y > 0], reduction="sum"),
+    ):
+        found = tilecore.compute(function)(x, y, rows)
+        torch.testing.assert_close(found, function(x, y, rows))
+
+
 def test_the_mean_of_nothing_is_no_number():
     assert np.isnan(tilecore.compute(lambda x: x[x > 99].mean())(X))
 

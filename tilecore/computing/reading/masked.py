@@ -32,6 +32,10 @@ OF_ALL = {  # functions of all elements: what stands for those that the mask lea
     "amin": math.inf, "count_nonzero": 0,
 }  # fmt: skip
 AVERAGES = ("mean", "var", "std")
+LOSSES = (  # of each element
+    "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+)  # fmt: skip
 
 
 class Masked:
@@ -161,6 +165,8 @@ def called(
     if own in EACH and all(_goes_with(v, first) for v in given):
         args, kwargs = [_whole(v) for v in args], {k: _whole(v) for k, v in kwargs.items()}
         return Masked(tensor.called(name, args, kwargs, function), first.mask)
+    if own in (*LOSSES, "cross_entropy", "nll_loss") and len(args) == 2:
+        return _loss(name, own, first, args, dict(kwargs), function)
     axes = _axes(first, args[1:], kwargs) if args and args[0] is first else None
     if axes is None or own not in (*OF_ALL, *AVERAGES):
         raise first.refused()
@@ -211,6 +217,32 @@ def _average(
     squares = _of_all(Masked(away * away, x.mask), "sum", axes)
     found = squares / (count - less)
     return tensor.called("sqrt", (found,), {}) if own == "std" else found
+
+
+def _loss(
+    name: str, own: str, first: Masked, args: Sequence[Any], kwargs: dict[str, Any],
+    function: Callable[..., Any] | None,
+) -> Any:  # fmt: skip
+    """Return the loss of what a mask picks: that of all, whose sum looks at the mask."""
+    reduction = kwargs.pop("reduction", "mean")
+    if reduction not in ("mean", "sum") or not all(
+        isinstance(v, Masked) and is_same(v.mask.node, first.mask.node) for v in args
+    ):
+        raise first.refused()
+    mask, (given, wanted) = first.mask, [v.whole for v in args]
+    if own not in LOSSES:
+        ignored = kwargs.pop("ignore_index", -100)
+        left_out = (None, 0.0)  # as torch says it
+        is_plain = all(not is_tensor(v) and v in left_out for v in kwargs.values())
+        if not is_plain or wanted.ndim != mask.ndim or given.ndim != mask.ndim + 1:
+            raise first.refused()
+        kwargs = {}
+        mask = mask & (wanted != ignored)
+        wanted = _where(mask, wanted, 0).flatten()  # what the mask leaves out may be no class
+        mask, given = mask.flatten(), given.flatten(0, -2)
+    of_each = {**kwargs, "reduction": "none"}
+    each = Masked(tensor.called(name, (given, wanted), of_each, function), mask)
+    return tensor.called(reduction, (each,), {})
 
 
 def _axes(x: Masked, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...] | None:
