@@ -120,8 +120,8 @@ def test_cross_entropy(shape, reduction):
     torch.testing.assert_close(found, function(logits, targets, mask))
     with pytest.raises(UnsupportedSyntax, match="elements that a mask picks"):
         tilecore.compute(lambda *a: cross_entropy(*a, label_smoothing=0.1))(logits, targets, mask)
+    weights = torch.rand(11)
     with pytest.raises(UnsupportedSyntax, match="elements that a mask picks"):
-        weights = torch.rand(11)
         tilecore.compute(lambda *a: cross_entropy(*a, weight=weights))(logits, targets, mask)
 
 
