@@ -616,7 +616,7 @@ def asks_for_elements(x, y):
         (lambda x, y: np.split(x, 1)[0], UnsupportedSyntax, "`numpy.split`"),  # not as in torch
         (lambda x, y: x.transpose(), UnsupportedSyntax, "transpose"),
         (asks_for_elements, UnsupportedSyntax, "where Python decides"),
-        (lambda x, y: x[y > 0], UnsupportedSyntax, "`__getitem__` whose result follows from"),
+        (lambda x, y: x[y > 0], UnsupportedSyntax, "found elements that a mask picks"),
         (lambda x, y: x @ y.half().T, TypeMismatch, "one element type"),
         (lambda x, y: torch.where(x & (y > 0), x, y), TypeMismatch, "expected comparisons"),
         (lambda x, y: 3, TypeMismatch, "to return tensors"),
