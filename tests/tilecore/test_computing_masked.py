@@ -141,6 +141,15 @@ def test_the_mean_of_nothing_is_no_number():
     assert np.isnan(tilecore.compute(lambda x: x[x > 99].mean())(X))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_means_of_more_elements_than_16_bits_count(dtype):
+    x = torch.rand(300, 301).to(dtype)
+    for function in (lambda x: x[x > 0.1].mean(), lambda x: x[x > 0.1].std()):
+        found = tilecore.compute(function)(x)
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.float(), function(x.float()), rtol=1e-2, atol=1e-3)
+
+
 def test_torch_s_gradient_is_that_of_the_function():
     x = torch.from_numpy(X).requires_grad_()
 

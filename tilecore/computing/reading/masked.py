@@ -20,6 +20,7 @@ from tilecore.computing.reading import tensor
 from tilecore.computing.reading.given import PROMOTING
 from tilecore.computing.reading.tensor import Traced
 from tilecore.errors import UnsupportedSyntax
+from tilecore.ir.dtype import DType
 
 EACH = frozenset((  # functions of each element alone, by the names that computations have for them
     *UNARY, *PROMOTING, *(f"{kind}_{op}" for kind in ("logical", "bitwise") for op in LOGIC),
@@ -199,14 +200,16 @@ def _average(
     x: Masked, own: str, axes: tuple[int, ...], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
     known = {"axis", "dim", "ddof", "correction", "unbiased"}
+    if x.whole.seen.dtype in ("float16", "bfloat16"):  # which do not hold the number of elements
+        wide = Masked(_to(x.whole, "float32"), x.mask)
+        return _to(_average(wide, own, axes, args, kwargs), x.whole.seen.dtype)
     is_float = x.whole.seen.dtype in FLOATS
     is_mean_of_integers = own == "mean" and device() is None and x.whole.seen.dtype in INTEGERS
     if not (is_float or is_mean_of_integers) or set(kwargs) - known or len(args) > 2:
         raise x.refused()
     count = tensor.called("sum", (x.mask,), {})
     others = math.prod(x.whole.shape[a] for a in axes if a >= x.mask.ndim)
-    if is_float:
-        count = count.astype(x.dtype) if device() is None else count.to(x.dtype)
+    count = _to(count, x.whole.seen.dtype) if is_float else count
     count = count * others if others != 1 else count
     mean = _of_all(x, "sum", axes) / count
     if own == "mean":
@@ -273,6 +276,15 @@ def _expanded(mask: Traced, x: Traced) -> Any:
     """Return a mask with axes of one behind its own, as many as a tensor has more."""
     rest = x.ndim - mask.ndim
     return mask[(..., *[None] * rest)] if rest else mask
+
+
+def _to(x: Any, name: str) -> Any:
+    """Return a tensor in another element type."""
+    if device() is None:
+        return x.astype(DType(name).numpy)
+    import torch
+
+    return x.to(getattr(torch, name))
 
 
 def _where(mask: Any, x: Any, other: Any) -> Any:
