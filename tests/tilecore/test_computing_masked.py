@@ -173,7 +173,16 @@ def copied(x):
     return y
 
 
+def of_other_axes(x):
+    y = x[:8] * 1
+    rows = x[:8, 0] > 0
+    y[rows] = x[:8, 0][rows]
+    return y
+
+
 REFUSED = (
+    of_other_axes,
+    lambda x: (x[:8][x[:8, 0] > 0] + x[:8, 1][x[:8, 0] > 0]).sum(),  # of one and of two axes
     overwritten_by_others, copied,
     lambda x: x[x > 0],
     lambda x: [x * 1, x[x > 0]],
@@ -194,6 +203,14 @@ def test_what_needs_their_number_is_refused_with_its_line(function):
         tilecore.compute(function)(X)
     assert told.value.span.file == __file__
     assert "where(mask, x, 0)" in str(told.value)
+
+
+def test_divisors_that_the_mask_leaves_out_may_be_zero():
+    x, y = torch.arange(40), torch.arange(40) % 3
+    with pytest.raises(UnsupportedSyntax, match="elements that a mask picks"):
+        tilecore.compute(lambda x, y: (x[y > 0] // y[y > 0]).sum())(x, y)
+    found = tilecore.compute(lambda x, y: (x[y > 0] / y[y > 0]).sum())(x, y)
+    torch.testing.assert_close(found, (x[y > 0] / y[y > 0]).sum())
 
 
 def test_torch_s_positions_are_refused():

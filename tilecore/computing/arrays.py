@@ -176,7 +176,7 @@ def called(call: Call, tensors: Sequence[Any], node: Node) -> list[Any]:
     of_arrays = call.of_arrays if is_numpy else None
     if of_arrays is not None and all(type(t) is np.ndarray for t in tensors):
         with _refusals(call, node):
-            made = own_arrays(of_arrays(tensors, node.shape), tensors)
+            made = _own_arrays(of_arrays(tensors, node.shape), tensors)
     else:
         given = [of_torch(t) for t in tensors] if is_numpy else tensors
         with _refusals(call, node):
@@ -194,7 +194,7 @@ def called(call: Call, tensors: Sequence[Any], node: Node) -> list[Any]:
     return made
 
 
-def own_arrays(found: Any, given: Sequence[Any]) -> list[Any]:
+def _own_arrays(found: Any, given: Sequence[Any]) -> list[Any]:
     """Return the arrays that a function of NumPy returned, in memory of their own."""
     made: list[Any] = []
     calls.mapped(found, (np.ndarray, np.generic), made.append)

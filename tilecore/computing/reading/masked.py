@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tilecore.computing.functions.by_name import ALIASES, LOGIC, UNARY
+from tilecore.computing.functions.by_name import ALIASES, CONVERSIONS, LOGIC, UNARY
 from tilecore.computing.graph import FLOATS, INTEGERS, Node
 from tilecore.computing.operands import caller, device, is_tensor
 from tilecore.computing.reading import tensor
@@ -24,10 +24,11 @@ from tilecore.ir.dtype import DType
 
 EACH = frozenset((  # functions of each element alone, by the names that computations have for them
     *UNARY, *PROMOTING, *(f"{kind}_{op}" for kind in ("logical", "bitwise") for op in LOGIC),
-    "relu", "silu", "gelu", "elu", "leaky_relu", "softplus", "square", "reciprocal", "to", "astype",
-    "type", "float", "double", "half", "bfloat16", "round", "sign", "expm1", "log10", "isnan",
-    "isinf", "isfinite", "nan_to_num", "clamp_min", "clamp_max", "positive", "floordiv",
+    *CONVERSIONS, "double", "relu", "silu", "gelu", "elu", "leaky_relu", "softplus", "square",
+    "reciprocal", "round", "sign", "expm1", "log10", "isnan", "isinf", "isfinite", "nan_to_num",
+    "clamp_min", "clamp_max", "positive", "floordiv",
 ))  # fmt: skip
+RAISING = ("floordiv", "floor_divide", "mod", "remainder", "fmod", "pow")  # in torch, of integers
 OF_ALL = {  # functions of all elements: what stands for those that the mask leaves out
     "sum": 0, "any": False, "all": True, "max": -math.inf, "amax": -math.inf, "min": math.inf,
     "amin": math.inf, "count_nonzero": 0,
@@ -75,9 +76,10 @@ class Masked:
         """Return a tensor with these where another mask says, which must be the same.
 
         Raises:
-            UnsupportedSyntax: it is another one (TC101).
+            UnsupportedSyntax: it is another one, or the tensor has other axes (TC101).
         """
-        if not is_same(mask.node, self.mask.node):
+        is_like = x.ndim == self.whole.ndim and x.shape[: mask.ndim] == self.mask.shape
+        if not is_like or not is_same(mask.node, self.mask.node):
             raise self.refused()
         return _where(_expanded(self.mask, self.whole), self.whole, x)
 
@@ -140,9 +142,14 @@ for _name in ("neg", "abs", "invert", "pos"):
 setattr(Masked, "__hash__", object.__hash__)  # noqa: B010 (an __eq__ of its own took it)
 
 
+def alone(index: Any) -> Any:
+    """Return an index without the tuple around it, if it is the only one."""
+    return index[0] if isinstance(index, tuple) and len(index) == 1 else index
+
+
 def picked(x: Any, index: Any) -> Masked | None:
     """Return what a mask that is computed picks of a tensor, as it is now; None: none is given."""
-    mask = index[0] if isinstance(index, tuple) and len(index) == 1 else index
+    mask = alone(index)
     if not isinstance(mask, Traced) or mask.seen.dtype != "bool" or not mask.shape:
         return None
     if tuple(x.shape[: mask.ndim]) != tuple(mask.shape):
@@ -163,7 +170,8 @@ def called(
     first = next(v for v in given if isinstance(v, Masked))
     bare = name[2:-2] if name.startswith("__") else name
     own = {"pos": "positive", "invert": "logical_not"}.get(bare, ALIASES.get(bare, bare))
-    if own in EACH and all(_goes_with(v, first) for v in given):
+    may_raise = own in RAISING and device() is not None and first.whole.seen.dtype in INTEGERS
+    if own in EACH and not may_raise and all(_goes_with(v, first) for v in given):
         args, kwargs = [_whole(v) for v in args], {k: _whole(v) for k, v in kwargs.items()}
         return Masked(tensor.called(name, args, kwargs, function), first.mask)
     if own in (*LOSSES, "cross_entropy", "nll_loss") and len(args) == 2:
@@ -233,6 +241,8 @@ def _loss(
     ):
         raise first.refused()
     mask, (given, wanted) = first.mask, [v.whole for v in args]
+    if own in LOSSES and given.ndim != wanted.ndim:
+        raise first.refused()
     if own not in LOSSES:
         ignored = kwargs.pop("ignore_index", -100)
         left_out = (None, 0.0)  # as torch says it
@@ -263,7 +273,7 @@ def _axes(x: Masked, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[in
 def _goes_with(value: Any, first: Masked) -> bool:
     """Return whether a value is one for all that a mask picks, or one for each of these."""
     if isinstance(value, Masked):
-        return value is first or is_same(value.mask.node, first.mask.node)
+        return value.ndim == first.ndim and is_same(value.mask.node, first.mask.node)
     rest = first.whole.ndim - first.mask.ndim
     return not is_tensor(value) or len(value.shape) <= rest
 

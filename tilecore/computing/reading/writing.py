@@ -126,11 +126,11 @@ def changed(name: str, x: Traced, compute: Callable[[], Traced], span: SourceSpa
 
 def assign(x: Traced, index: Any, value: Any, span: SourceSpan) -> None:
     """Write to a part of a tensor, which an index names."""
-    from tilecore.computing.reading.masked import Masked
+    from tilecore.computing.reading.masked import Masked, alone
 
     x.memory.need_own(span)
+    mask = alone(index)
     if isinstance(value, Masked):
-        mask = index[0] if isinstance(index, tuple) and len(index) == 1 else index
         if not isinstance(mask, Traced):
             raise value.refused()
         x.memory.write(x.seen, _converted(value.in_place_of(x, mask), x), span)
@@ -139,7 +139,6 @@ def assign(x: Traced, index: Any, value: Any, span: SourceSpan) -> None:
         part = views.part(span, x.seen, numbered(index))
         _put(Traced(x.memory, part), value, span, is_part=True)
         return
-    mask = index[0] if isinstance(index, tuple) and len(index) == 1 else index
     is_mask = is_tensor(mask) and str(mask.dtype) in ("torch.bool", "bool")
     if is_mask and (isinstance(value, NUMBERS) or value.shape == ()):
         lead = [n in (1, m) for n, m in zip(mask.shape, x.shape, strict=False)]
