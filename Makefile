@@ -16,7 +16,7 @@ STAMP := $(VENV)/.installed
 PYTEST = $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help venv tune serve test exhaustive chaos emulated check secrets format clean
+.PHONY: help venv tune serve test exhaustive chaos emulated guarded check secrets format clean
 
 help: ## show the commands
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1|/' | \
@@ -55,6 +55,10 @@ chaos: $(STAMP) ## kill everything 50 times during one run of 300 trials (15 min
 emulated: $(STAMP) ## run the compiler's tests on emulated AVX-512 and AMX (CPU=avx2+avx_vnni)
 	@$(BIN)/python -m pytest tests/tilecore --ignore tests/tilecore/cuda --ignore tests/tilecore/rocm \
 	  --cpu $(CPU) -n $(TEST_PROCESSES) --dist loadfile
+
+guarded: $(STAMP) ## run the compiler's tests with memory that ends where tensors do
+	@$(BIN)/python -m pytest -p tests.guarded_memory tests/tilecore --ignore tests/tilecore/cuda \
+	  --ignore tests/tilecore/rocm -n $(TEST_PROCESSES) --dist loadfile
 
 check: $(STAMP) ## ruff, formatting, mypy --strict, import contracts
 	@$(BIN)/ruff check .

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import tilecore.language as T
+from tests.guarded_memory import Guarded
 from tests.tilecore.test_narrow_gemm import product
 from tilecore import runtime
 from tilecore.artifact import ArtifactStore
@@ -69,3 +70,41 @@ def test_panels_that_several_copies_fill(store, part, dtype, trans_b):
     runtime.load(compile(main, store=store))(a.astype(kind), b.astype(kind), out)
     rows = b.reshape(columns, 32).T if trans_b else b.transpose(1, 0, 2).reshape(32, columns)
     np.testing.assert_array_equal(out, a @ rows)
+
+
+@pytest.mark.parametrize("batches", ["all", "seven"])
+@pytest.mark.parametrize("length", [64, 65, 100, 127])
+def test_tiles_are_packed_of_what_there_is(store, batches, length):
+    """There may be more batches than there are; memory ends where they do."""
+    batch = 5
+    n, b = T.dynamic("n"), T.dynamic("b")
+
+    @T.prim_func
+    def main(Q: T.Tensor((b, n, 16), "float32"), K: T.Tensor((b, n, 16), "float32"),
+             S: T.Tensor((b, n, n), "float32")):  # fmt: skip
+        T.assume(n >= 64)
+        T.assume(n < 128)
+        T.assume(b >= 4)
+        T.assume(b < 8)
+        with T.Kernel(T.ceildiv(n, 32), b if batches == "all" else 7, threads=128) as (bx, bz):
+            q = T.alloc_shared((32, 16), "float32")
+            k = T.alloc_shared((48, 16), "float32")
+            s = T.alloc_fragment((32, 48), "float32")
+            T.copy(Q[bz, bx * 32, 0], q)
+            for j in T.Pipelined(T.ceildiv(n, 48), num_stages=2):
+                T.copy(K[bz, j * 48, 0], k)
+                T.clear(s)
+                T.gemm(q, k, s, transpose_B=True)
+                T.copy(s, S[bz, bx * 32, j * 48])
+
+    rng = np.random.default_rng()
+    artifact = compile(main, "avx2", {}, store)
+    is_once = any("up to 21 tiles packed once" in note for note in artifact.manifest.notes)
+    assert is_once == (batches == "all")
+    shape = (batch, length, 16)
+    memory = [Guarded(batch * length * 16 * 4, at_end=True) for _ in range(2)]
+    q, k = (m.bytes.view(np.float32).reshape(shape) for m in memory)
+    q[:], k[:] = rng.standard_normal(shape), rng.standard_normal(shape)
+    found = np.zeros((batch, length, length), np.float32)
+    runtime.load(artifact)(q, k, found)
+    np.testing.assert_allclose(found, q @ k.transpose(0, 2, 1), rtol=1e-5, atol=1e-5)

@@ -7,7 +7,7 @@ or, failing that, unknown (None): callers then guard the access.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from tilecore.ir.expr import (
@@ -254,6 +254,26 @@ class Known:
             index = index.a
         top = self.tops.get(index) if isinstance(index, Var) else None
         return top is not None and is_equal(top, extent)
+
+
+def begins_inside(
+    offsets: Sequence[Expr], shape: Sequence[Expr | int], axes: Container[int], known: Known
+) -> bool:
+    """Return whether a box is known to begin inside a tensor, wherever it ends.
+
+    Args:
+        offsets: of its first element.
+        shape: of the tensor.
+        axes: along which the box extends: it may begin behind the tensor there, and be empty.
+        known: of the variables in ``offsets``.
+    """
+    for axis, (offset, extent) in enumerate(zip(offsets, shape, strict=True)):
+        bounds = known.bounds(offset)
+        if bounds is None or bounds[0] < 0:
+            return False
+        if axis not in axes and not known.is_below(offset, extent):
+            return False
+    return True
 
 
 def begins_anew(expr: Expr, known: Known) -> bool:

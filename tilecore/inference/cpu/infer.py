@@ -13,7 +13,7 @@ that the lowering follows without deciding anything itself:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tilecore.errors import InvalidConfig
@@ -40,10 +40,10 @@ from tilecore.inference.cpu.storage import UNPACKED, Storage, panels, rows, tile
 from tilecore.inference.cpu.streams import streamed_tensors
 from tilecore.inference.uses import WRITES, Context, Use, grouped, limit_of, uses
 from tilecore.ir.analysis import covers_whole, kept_axes, pads
-from tilecore.ir.bounds import variables
+from tilecore.ir.bounds import Known, begins_inside, variables
 from tilecore.ir.dims import value_ranges
 from tilecore.ir.dtype import DType
-from tilecore.ir.expr import Const, Expr, Var
+from tilecore.ir.expr import Const, Expr, Var, int_value
 from tilecore.ir.gemm_shape import accumulator_dtype
 from tilecore.ir.nodes import (
     Alloc,
@@ -255,7 +255,10 @@ class _Inference:
             return TilePlan(buffer, storage, "computed")
         hoisted, is_kept = self._hoist(source, storage), self._is_kept(source)
         if hoisted is not None and (is_kept or self.options.pack_b in ("auto", "grid")):
-            count = math.prod(c for _, _, c in hoisted)
+            count = str(math.prod(c for _, _, c in hoisted))
+            open_vars = {v for v, e in self._grid() if int_value(e) is None}
+            if not open_vars.isdisjoint(v for v, _, _ in hoisted):
+                count = f"up to {count}"
             when = "and kept by the caller" if is_kept else "before the grid"
             self._note(buffer, f"{storage.describe()}, {count} tiles packed once {when}")
             return TilePlan(buffer, storage, "grid", source, hoisted, is_kept=is_kept)
@@ -285,11 +288,28 @@ class _Inference:
         reuse = math.prod(ranges[v][1] + 1 for v in outer if v not in used)
         ordered = [v for v in outer if v in used]
         ordered += [x.loop_var for x in source.context.loops if x.loop_var in used]
+        if not self._begins_inside(source, ordered):
+            return None
         spans = tuple((v, ranges[v][0], ranges[v][1] - ranges[v][0] + 1) for v in ordered)
         size = math.prod(c for _, _, c in spans) * storage.size * DType(storage.dtype).itemsize
         is_for_all = not source.context.conditional
         pays = reuse > 1 and size <= HOIST_LIMIT_BYTES and is_for_all
         return spans if pays or self._is_kept(source) else None
+
+    def _grid(self) -> Iterator[tuple[Var, Expr]]:
+        """Yield the variables of blocks, and how many values each has."""
+        return zip(self.launch.block_vars, self.launch.grid, strict=True)
+
+    def _begins_inside(self, source: TileSource, hoisted: Sequence[Var]) -> bool:
+        """Return whether a tile's box begins inside its tensor for all values that are packed.
+
+        Variables of blocks stay below the grid's extents where the grid packs, but loops run as
+        long as they ever may.
+        """
+        region, context = source.copy.src, source.context
+        ranges = {v: context.ranges[v] for v in hoisted}
+        known = Known(ranges, {} if self._is_kept(source) else dict(self._grid()), {})
+        return begins_inside(region.offsets, region.buffer.shape, kept_axes(region), known)
 
     def _place_broadcast_operand(
         self, buffer: Buffer, source: TileSource | None, readers: Sequence[Use]

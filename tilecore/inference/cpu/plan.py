@@ -60,7 +60,7 @@ class TilePlan:
     storage: Storage
     placement: str = "block"
     source: TileSource | None = None
-    hoist_vars: tuple[tuple[Var, int, int], ...] = ()  # variable, first value, count
+    hoist_vars: tuple[tuple[Var, int, int], ...] = ()  # variable, first value, most values
     output: Output | None = None
     flushes: bool = False
     is_kept: bool = False
@@ -68,7 +68,7 @@ class TilePlan:
 
     @property
     def packed_size(self) -> int:
-        """Elements of the tile for all values of ``hoist_vars``."""
+        """Most elements of the tile for all values of ``hoist_vars``."""
         return math.prod(count for _, _, count in self.hoist_vars) * self.storage.size
 
 

@@ -13,10 +13,11 @@ from tvm import tirx as tir
 
 from tilecore.inference.cpu.storage import CACHE_LINE_BYTES, Storage
 from tilecore.ir.analysis import covers_whole, kept_axes
+from tilecore.ir.bounds import begins_inside
 from tilecore.ir.dtype import DType
-from tilecore.ir.expr import Expr, int_value
+from tilecore.ir.expr import int_value
 from tilecore.ir.nodes import Copy, Region
-from tilecore.lowering.cpu.access import INT32_MAX, Accessor, Extent
+from tilecore.lowering.cpu.access import INT32_MAX, Accessor
 from tilecore.lowering.cpu.place import Place, vector_load, vector_store
 from tilecore.lowering.cpu.scalar import convert, kept, zero
 from tilecore.lowering.cpu.shuffles import transpose
@@ -40,9 +41,8 @@ class Box:
         self.extents = tuple(int_value(region.extents[a]) or 0 for a in self.axes)
         self.limits = tuple(self._limit(accessor, region, a) for a in self.axes)
         self.steps = tuple(accessor.step(self.place, a) for a in self.axes)
-        self.starts_inside = not self.place.guarded or all(
-            self._inside(accessor, offset, extent, i in self.axes)
-            for i, (offset, extent) in enumerate(zip(region.offsets, storage.shape, strict=True))
+        self.starts_inside = not self.place.guarded or begins_inside(
+            region.offsets, storage.shape, self.axes, accessor.known
         )
         self.dtype = str(region.buffer.dtype)
 
@@ -66,13 +66,6 @@ class Box:
                 return accessor.builder.bind(maximum(0, rest))
         rest = accessor.count(size - offset, int_value(region.extents[axis]) or INT32_MAX)
         return accessor.builder.bind(maximum(0, rest))
-
-    @staticmethod
-    def _inside(accessor: Accessor, offset: Expr, extent: Extent, varies: bool) -> bool:
-        bounds = accessor.bounds(offset)
-        if bounds is None or bounds[0] < 0:
-            return False
-        return varies or accessor.known.is_below(offset, extent)
 
 
 def is_row_copy(source: Box, target: Box) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +13,7 @@ from tilecore.inference.cpu.grain import blocks_of_a_share, tiles_of_a_share
 from tilecore.inference.cpu.plan import DOTS, PANELS, SUMS, LaunchPlan, TilePlan
 from tilecore.ir.analysis import kept_axes, pads
 from tilecore.ir.bounds import NON_NEGATIVE, ends
-from tilecore.ir.expr import Expr, cast, int_value
+from tilecore.ir.expr import Expr, Var, cast, int_value
 from tilecore.ir.nests import copy_nest, fill_nest
 from tilecore.ir.nodes import (
     Alloc,
@@ -89,12 +88,15 @@ class LaunchLowering:
             s.buffer for s in walk(plan.launch)
             if isinstance(s, Alloc) and s.buffer.scope == "global"
         }  # fmt: skip
+        self.extents: dict[Var, Any] = {}  # of the grid; none where the caller keeps what is packed
         self.alone: Any = None  # whether one thread runs all blocks, where that may be of use
 
     def emit(self) -> None:
         """Emit the packing phases, then the grid; nothing for a grid known to be empty."""
         if any(int_value(e) == 0 for e in self.launch.grid):
             return
+        grid = [self._extent(e) for e in self.launch.grid]
+        self.extents = dict(zip(self.launch.block_vars, grid, strict=True))
         for tile in self.plan.tiles.values():
             if tile.placement == "grid" and not tile.is_kept:
                 dtype = memory_type(tile.storage.dtype)
@@ -102,7 +104,6 @@ class LaunchLowering:
                 self.packed[tile.buffer] = memory
                 self._pack(tile)
         self.accessor.pads = pads(self.launch)
-        grid = [self._extent(e) for e in self.launch.grid]
         blocks: Any = 1
         for extent in grid:
             blocks = mul(blocks, extent)
@@ -178,17 +179,20 @@ class LaunchLowering:
     def _pack(self, tile: TilePlan) -> None:
         assert tile.source is not None
         copy, storage, memory = tile.source.copy, tile.storage, self.packed[tile.buffer]
-        tiles = math.prod(count for _, _, count in tile.hoist_vars)
+        tiles: Any = 1
+        for _, _, count in self._hoisted(tile):
+            tiles = mul(tiles, count)
         tasks = packing_tasks(copy, storage)
         share = tiles_of_a_share(storage.size)
-        team = tiles * tasks if share == 1 else -(-tiles // share)
-        with self.builder.shared_loop(tiles * tasks, team) as task:
+        team = mul(tiles, tasks) if share == 1 else quotient(add(tiles, share - 1), share)
+        with self.builder.shared_loop(mul(tiles, tasks), team) as task:
             number, part = quotient(task, tasks), remainder(task, tasks)
             rest = number
-            for var, first, count in reversed(tile.hoist_vars):
+            for var, first, count in reversed(self._hoisted(tile)):
                 self.accessor.values[var] = self.builder.bind(add(first, remainder(rest, count)))
-                self.accessor.ranges[var] = (first, first + count - 1)
                 rest = quotient(rest, count)
+            for var, first, most in tile.hoist_vars:
+                self.accessor.ranges[var] = (first, first + most - 1)
             place = Place(memory, storage, self.builder.bind(mul(number, storage.size)))
             self.accessor.places[tile.buffer] = place
             packer = packer_for(self.accessor, copy, self.target, place, skips_absent=True)
@@ -198,9 +202,13 @@ class LaunchLowering:
             self.accessor.ranges.pop(var)
         del self.accessor.places[tile.buffer]
 
+    def _hoisted(self, tile: TilePlan) -> list[tuple[Var, int, Any]]:
+        """Return the variables of packed tiles, with their first values and how many there are."""
+        return [(v, first, self.extents.get(v, most)) for v, first, most in tile.hoist_vars]
+
     def _packed_place(self, tile: TilePlan) -> Place:
         number: Any = 0
-        for var, first, count in tile.hoist_vars:
+        for var, first, count in self._hoisted(tile):
             number = add(mul(number, count), add(self.accessor.values[var], -first))
         base = self.builder.bind(mul(number, tile.storage.size))
         return Place(self.packed[tile.buffer], tile.storage, base)
