@@ -1,100 +1,130 @@
-"""What torch's calls and ours cost each other when they alternate without a pause.
+"""What calls of NumPy, torch and ours cost each other when they alternate without a pause.
 
-    python benchmarks/thread_pools.py [--size 512] [--rounds 200] [--out FILE.json]
+    python -m benchmarks.thread_pools [--rounds 20] [--out FILE.json]
 
-GEMM float32 on all cores: torch.mm alone, ours alone, and in turn. ``cost`` is the median time in
-turn divided by the median alone. ``shared``: kernels run on torch's threads, as they do where torch
-is; ``sleeping``: on TVM's, whose workers sleep at once between calls, as without torch;
-``spinning``: TVM's default. Each is measured in a process of its own.
+Kernels run on torch's threads where they are called with tensors, on threads of their own where they
+are called with arrays of NumPy. Each case is a chain of calls, made in turn; the times are those of
+each call within its chain, by wall time: median, 90th percentile and mean. Chains alternate every 20
+turns in one process. The attention is causal: its blocks take unequal time.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-SPIN = "TVM_THREAD_POOL_SPIN_COUNT"
-TVM_DEFAULT = "300000"
+import numpy as np
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+import tilecore
+from workers.host import detect
+
+TURNS, PAUSE_S = 20, 0.01  # of a chain, before the next one: torch's threads spin for a while
+Calls = dict[str, Callable[[], Any]]
 
 
-def seconds(calls: list[Callable[[], Any]], rounds: int) -> list[float]:
-    """Return the median wall time of each call, the calls made in turn."""
-    times: list[list[float]] = [[] for _ in calls]
-    for _ in range(rounds):
-        for call, found in zip(calls, times, strict=True):
-            start = time.perf_counter()
-            call()
-            found.append(time.perf_counter() - start)
-    return [statistics.median(t) for t in times]
+@tilecore.compute
+def bells(x):  # type: ignore[no-untyped-def]
+    return np.exp(-x * x).sum(axis=1)
 
 
-def measured(size: int, rounds: int, *, is_shared: bool) -> dict[str, float]:
-    """Return times in microseconds and costs, in this process."""
-    import torch
+@tilecore.compute
+def layer(x, w):  # type: ignore[no-untyped-def]
+    return np.tanh(x @ w)
 
-    from tilecore import kernels
-    from tilecore.compiler import compile
-    from tilecore.runtime import load, share_threads
 
-    share_threads(is_shared)
-    gemm = kernels.get("gemm")
-    problem = gemm.parse_problem({"m": size, "n": size, "k": size})
-    kernel = load(compile(gemm.program(problem, dict(gemm.default_config()))))
-    a, b, c, d = (torch.randn(size, size) for _ in range(4))
+@tilecore.compute
+def torch_bells(x):  # type: ignore[no-untyped-def]
+    return torch.exp(-x * x).sum(1)
 
-    def ours() -> None:
-        kernel(a, b, c)
 
-    def rival() -> None:
-        torch.mm(a, b, out=d)
+@tilecore.compute
+def torch_layer(x, w):  # type: ignore[no-untyped-def]
+    return torch.tanh(x @ w)
 
-    seconds([ours, rival], 20)
-    (alone,), (torch_alone,) = seconds([ours], rounds), seconds([rival], rounds)
-    together, torch_together = seconds([ours, rival], rounds)
-    torch.testing.assert_close(c, d, rtol=1e-3, atol=1e-3)
+
+@tilecore.compute
+def causal(q, k, v):  # type: ignore[no-untyped-def]
+    return scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def cases() -> dict[str, Calls]:
+    """Return chains of calls by name."""
+    wide, left, right = torch.randn(2048, 2048), torch.randn(512, 512), torch.randn(512, 512)
+    q, k, v = (torch.randn(1, 1, 2048, 64) for _ in range(3))
+    out, whole = torch.empty(512, 512), torch.empty(2048, 2048)
+    a, b, c = wide.numpy(), left.numpy(), right.numpy()
+    arrays: Calls = {"bells": lambda: bells(a), "layer": lambda: layer(b, c)}
+    tensors: Calls = {
+        "bells": lambda: torch_bells(wide), "layer": lambda: torch_layer(left, right),
+    }  # fmt: skip
+    product: Calls = {"numpy.matmul": lambda: b @ c}
+    product_of_torch: Calls = {"torch.mm": lambda: torch.mm(left, right, out=out)}
     return {
-        "ours_us": alone * 1e6,
-        "torch_us": torch_alone * 1e6,
-        "ours_cost": together / alone,
-        "torch_cost": torch_together / torch_alone,
+        "arrays": arrays,
+        "tensors": tensors,
+        "a product of NumPy, arrays": product | arrays,
+        "a product of NumPy, tensors": product | tensors,
+        "a product of torch, arrays": product_of_torch | arrays,
+        "a product of torch, tensors": product_of_torch | tensors,
+        "exponentials of torch, tensors": {"torch.exp": lambda: torch.exp(wide, out=whole)}
+        | tensors,
+        "causal attention": {"attention": lambda: causal(q, k, v)},
     }
 
 
+def measured(chains: dict[str, Calls], rounds: int) -> dict[str, dict[str, list[int]]]:
+    """Return the median, 90th percentile and mean in us of each call of each chain."""
+    times: dict[str, dict[str, list[float]]] = {
+        name: {call: [] for call in calls} for name, calls in chains.items()
+    }
+    for _ in range(rounds):
+        for name, calls in chains.items():
+            time.sleep(PAUSE_S)
+            for call in calls.values():
+                call()
+            for _ in range(TURNS):
+                for place, call in calls.items():
+                    start = time.perf_counter()
+                    call()
+                    times[name][place].append(1e6 * (time.perf_counter() - start))
+    return {
+        name: {call: summary(found) for call, found in calls.items()}
+        for name, calls in times.items()
+    }
+
+
+def summary(times: list[float]) -> list[int]:
+    """Return the median, 90th percentile and mean."""
+    last = statistics.quantiles(times, n=10)[-1]
+    return [round(t) for t in (statistics.median(times), last, statistics.fmean(times))]
+
+
 def main() -> None:
-    """Measure both settings and print them."""
+    """Measure and print all chains."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--size", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--here", action="store_true", help="measure in this process only")
-    parser.add_argument("--shared", action="store_true", help="there, on torch's threads")
+    parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    if args.here:
-        print(json.dumps(measured(args.size, args.rounds, is_shared=args.shared)))
-        return
-    found: dict[str, Any] = {"date": datetime.now(UTC).isoformat(timespec="seconds")}
-    for name, count in (("shared", "0"), ("sleeping", "0"), ("spinning", TVM_DEFAULT)):
-        command = [sys.executable, __file__, "--here", "--size", str(args.size)]
-        command += ["--shared"] if name == "shared" else []
-        done = subprocess.run(
-            [*command, "--rounds", str(args.rounds)],
-            env={**os.environ, SPIN: count}, stdout=subprocess.PIPE, text=True, check=True,
-        )  # fmt: skip
-        found[name] = json.loads(done.stdout)
-        print(name, {key: round(value, 2) for key, value in found[name].items()})
+    found = measured(cases(), args.rounds)
+    print("us: median / 90th percentile / mean")
+    for name, calls in found.items():
+        print(f"{name:31}", *(f"{call} {'/'.join(map(str, t))}" for call, t in calls.items()))
+    report: dict[str, Any] = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": detect().name,
+        "us": found,
+    }  # fmt: skip
     if args.out is not None:
-        args.out.write_text(json.dumps(found, indent=1) + "\n")
+        args.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ neighbours on the machine do not lower the peak; medians throughout.
 from __future__ import annotations
 
 import dataclasses
-import os
+import tempfile
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -24,7 +24,7 @@ from workers.correctness import aligned_copy
 from workers.device_lock import WAIT_S, device_lock, lock_path
 from workers.errors import ProbeFailed
 from workers.outcome import describe
-from workers.pinning import pin_threads
+from workers.pinning import set_threads
 from workers.sandbox import Returned, Sandbox, Zygote
 from workers.statistics import median
 from workers.timing import Call, calibrate, sample
@@ -48,6 +48,9 @@ class PeakProbe:
 
     def __init__(self, target: Target) -> None:
         self._target = target
+        self._home = tempfile.TemporaryDirectory(prefix="tilecore-probes-")
+        self._folder, self._probes = Path(self._home.name), 0
+        self._modules: list[Any] = []  # of the probes: they must outlive their functions
 
     def fma_flop_per_s(self, dtype: str) -> float:
         """Return the FLOP per second of one core."""
@@ -91,7 +94,7 @@ class PeakProbe:
         source, target = np.ones(elements, np.float32), np.zeros(elements, np.float32)
         factor = np.array([2.0], np.float32)
         run = self._compiled(stream_probe(elements, threads, self._target))
-        self._set_threads(threads)
+        set_threads(threads)
         clock = time.thread_time if threads == 1 else time.perf_counter
         times_s = _samples(lambda: run(source, target, factor), clock, SAMPLES)
         return 2 * source.nbytes / median(times_s)
@@ -127,17 +130,23 @@ class PeakProbe:
 
         out = np.zeros(16 * threads, np.int32)
         run = self._compiled(launch_probe(threads))
-        self._set_threads(threads)
+        set_threads(threads)
         return median(_samples(lambda: run(out), time.perf_counter, SAMPLES))
 
     def _compiled(self, func: Any) -> Callable[..., object]:
-        from tilecore.codegen.llvm import ENTRY, generate
+        """Return a probe as kernels are: linked with what runs their parallel loops."""
+        from tilecore.codegen.launch import launcher
+        from tilecore.codegen.llvm import ENTRY, generate, link
+        from tilecore.runtime.library import join_threads, load_library
 
-        found: Callable[..., object] = generate(func, self._target)[ENTRY]
-        return found
-
-    def _set_threads(self, threads: int) -> None:
-        pin_threads(threads, os.sched_getaffinity(0))
+        self._probes += 1
+        path = self._folder / f"probe{self._probes}.so"
+        link(generate(func, self._target), path, [launcher(self._folder)])
+        module, found = load_library(path, ENTRY)
+        join_threads(path)
+        self._modules.append(module)
+        function: Callable[..., object] = found
+        return function
 
 
 def measure(

@@ -1,30 +1,24 @@
-"""Pinning: each thread of TVM's pool on a core of its own, of those that this process may use.
+"""Pinning: each thread that kernels have of their own on a core of its own.
 
-Left alone, TVM binds its threads to the CPUs 0, 1, 2, ..., and its caller to all of these: also to
-those that the process may not use (``taskset``), and to two that are one core's hyperthreads.
+Left alone, they meet on a core while another one has nothing to do, or on two hyperthreads of one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
 
 from workers.host import one_per_core
 
-# threading::ThreadGroup::AffinityMode of TVM: kSpecifyOneCorePerThread
-ONE_CORE_PER_THREAD = -2
 
+def set_threads(threads: int) -> None:
+    """Set the number of cores that the runtime's parallel loops use in this process.
 
-def pin_threads(threads: int, usable: Iterable[int]) -> None:
-    """Let TVM's loops use so many threads of this process, each on a core of its own.
-
-    The calling thread takes part, on whichever of the cores is free: what it starts later (torch's
-    threads) may use all of them.
-
-    Args:
-        threads: of the pool that take part.
-        usable: logical CPUs that the process may run on.
+    They are threads of their own, each on a core of its own: those of torch's reference spin, and
+    lose the core to whatever else a busy machine runs. The calling thread takes part, on whichever
+    of the cores is free: what it starts later (torch's threads) may use all of them.
     """
-    import tvm_ffi
+    from tilecore.runtime import pin_own_threads, set_num_threads, share_threads
 
-    cpus = [str(cpu) for cpu in one_per_core(usable)]
-    tvm_ffi.get_global_func("runtime.config_threadpool")(ONE_CORE_PER_THREAD, threads, cpus)
+    share_threads(False)
+    set_num_threads(threads)
+    pin_own_threads(one_per_core(os.sched_getaffinity(0)))

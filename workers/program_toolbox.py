@@ -26,8 +26,9 @@ from tilecore.tuning import Candidate
 from workers.correctness import CheckReport
 from workers.device_problem import on_device
 from workers.outcome import Compiled
+from workers.pinning import set_threads
 from workers.problem import Binder, Call
-from workers.toolbox import bind, build, set_threads
+from workers.toolbox import bind, build
 
 CASES, TORCH_CASES = "cases", "cases.torch"
 

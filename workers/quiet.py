@@ -1,6 +1,6 @@
 """A quiet place to time in: one core for a call of one thread, and nobody else's work beside many.
 
-The threads of TVM's pool, by which candidates run on several cores, have cores of their own
+The threads by which candidates run on several cores have cores of their own
 (``workers.pinning``); a call of one thread would wander, and start with cold caches wherever it
 comes. What neighbours do while all cores are timed is in the times: it is waited for a moment that
 they do nothing, and told where they did not stop.

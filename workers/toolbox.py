@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from tilecore.ir.nodes import PrimFunc
 from tilecore.kernels.definition import KernelDefinition
 from tilecore.tile_config import KnobValue, TileConfig
 from workers.outcome import Compiled
-from workers.pinning import pin_threads
+from workers.pinning import set_threads
 from workers.portable_problem import PortableProblem, candidate
 from workers.problem import Call, KernelProblem, Problem
 
@@ -128,20 +127,6 @@ def bind(path: Path, arrays: Sequence[Any]) -> Call:
 
     kernel = load(path)
     return functools.partial(kernel.unchecked, *check(kernel.parameters, arrays))
-
-
-def set_threads(threads: int) -> None:
-    """Set the number of cores that the runtime's parallel loops use in this process.
-
-    They are threads of their own, each on a core of its own: those of torch's reference spin, and
-    lose the core to whatever else a busy machine runs.
-    """
-    from tilecore.runtime import set_num_threads, share_threads
-
-    usable = os.sched_getaffinity(0)
-    share_threads(False)
-    set_num_threads(threads)
-    pin_threads(threads, usable)
 
 
 def complete_config(

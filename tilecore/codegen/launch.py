@@ -1,4 +1,4 @@
-"""The object file that every CPU kernel is linked with: its entry, its way to torch's threads."""
+"""The object file that every CPU kernel is linked with: its entry, and how it starts threads."""
 
 from __future__ import annotations
 

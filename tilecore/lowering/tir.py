@@ -91,8 +91,9 @@ class TirBuilder:
     def shared_loop(self, tasks: Any, team: Any) -> Iterator[Any]:
         """Open a loop over tasks that up to ``team`` threads share, a serial one for one thread."""
         is_shared = not isinstance(team, int) or team > 1
-        if is_shared and not (isinstance(team, int) and team >= MANY_THREADS):
-            self.evaluate(tir.call_extern("int32", "tilecore_team", index(team)))
+        if is_shared:
+            worth = 0 if isinstance(team, int) and team >= MANY_THREADS else team
+            self.evaluate(tir.call_extern("int32", "tilecore_team", index(worth), index(tasks)))
         with self.loop(tasks, parallel=is_shared) as task:
             yield task
 

@@ -13,10 +13,16 @@ from tilecore.errors import ArtifactError
 from tilecore.runtime.cuda import CudaKernel
 from tilecore.runtime.hip import HipDriver
 from tilecore.runtime.kernel import LoadedKernel
-from tilecore.runtime.library import num_threads, set_num_threads, share_threads
+from tilecore.runtime.library import (
+    num_threads,
+    pin_own_threads,
+    set_num_threads,
+    share_threads,
+)
 
 __all__ = [
-    "CudaKernel", "LoadedKernel", "load", "num_threads", "set_num_threads", "share_threads",
+    "CudaKernel", "LoadedKernel", "load", "num_threads", "pin_own_threads",
+    "set_num_threads", "share_threads",
 ]  # fmt: skip
 
 

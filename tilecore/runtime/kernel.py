@@ -17,7 +17,7 @@ from tilecore.artifact import Artifact, ParameterSpec
 from tilecore.assertion import parse_failure
 from tilecore.errors import AliasError, ArgumentError, ArtifactError, UnknownTarget
 from tilecore.ir.dtype import DType
-from tilecore.runtime import dims
+from tilecore.runtime import dims, threads
 from tilecore.runtime.library import join_threads, load_library
 from tilecore.runtime.native import ENTRY, table_of
 from tilecore.runtime.quick import QuickCheck, QuickChecks, quick_check
@@ -58,6 +58,8 @@ class LoadedKernel:
         """
         if not self._knows_torch:
             self._meet_torch()
+        elif (np.ndarray in map(type, arguments)) is not threads.apart[0]:
+            threads.follow(of_numpy=not threads.apart[0])
         common = self._common
         if common and common.issuperset(map(type, arguments)) and self._ran(arguments):
             return

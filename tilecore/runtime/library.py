@@ -6,6 +6,7 @@ import ctypes
 import functools
 import importlib.util
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +15,11 @@ from tilecore.runtime import threads
 
 HINT = "install it: `make venv`, or pip install apache-tvm"
 _asked: list[int] = []  # threads, once somebody has said how many
-SPIN, THREADS = b"TVM_THREAD_POOL_SPIN_COUNT", b"TVM_NUM_THREADS"
 
 
 @functools.cache
 def runtime_api() -> Any:
-    """Return tvm_ffi after TVM's runtime library was loaded.
-
-    The workers of TVM's thread pool sleep instead of spinning unless the user's environment says
-    otherwise: spinning ones slow torch's pool (and torch's slow ours) by 2-5x (measured on 2 cores
-    of AMD Zen 4, 2026-11-20). The pool has one thread per usable core, or what OMP_NUM_THREADS
-    says; left alone TVM takes half of them, assuming hyperthreads.
-    """
-    libc = ctypes.CDLL(None)
-    libc.setenv(SPIN, b"0", 0)
-    cores = len(os.sched_getaffinity(0))
-    libc.setenv(THREADS, str(min(_of_environment() or cores, cores)).encode(), 0)
+    """Return tvm_ffi after TVM's runtime library was loaded."""
     spec = importlib.util.find_spec("tvm")
     if spec is None or spec.origin is None:
         raise ToolchainMissing(
@@ -60,19 +50,17 @@ def load_library(path: Path, entry: str) -> tuple[Any, Any]:
 
 
 def join_threads(library: Path) -> None:
-    """Let a loaded library run its grids on torch's threads, where there are, and know how many."""
+    """Let a loaded library run its grids on this process's threads, and know how many."""
     if threads.join(library, _most()):
         _fork_apart()
 
 
 def share_threads(is_shared: bool) -> None:
-    """Let kernels run on torch's threads (the default where torch is), or on threads of TVM's.
+    """Let kernels run on torch's threads (the default where torch is), or on their own.
 
     Without torch there is nothing to share.
     """
     threads.share(is_shared=is_shared)
-    if _asked and not threads.is_shared():
-        _configure(num_threads())
 
 
 def set_num_threads(count: int) -> None:
@@ -85,8 +73,15 @@ def set_num_threads(count: int) -> None:
         raise ValueError(f"expected at least 1 thread, found {count}")
     _asked[:] = [count]
     threads.resize(num_threads())
-    if not threads.is_shared():
-        _configure(num_threads())
+
+
+def pin_own_threads(cpus: Sequence[int]) -> None:
+    """Let kernels' own threads that start from now on stay on a CPU each, in turn.
+
+    Args:
+        cpus: logical CPUs; the first one is left to the calling thread, which is not pinned.
+    """
+    threads.pin(cpus)
 
 
 def num_threads() -> int:
@@ -110,14 +105,7 @@ def _of_environment() -> int | None:
     return int(asked) if asked.isdigit() else None
 
 
-def _configure(count: int) -> None:
-    runtime_api().get_global_func("runtime.config_threadpool")(1, count)
-
-
 @functools.cache
 def _fork_apart() -> None:
-    """Let children that are forked start threads of TVM's.
-
-    They have none of the threads for which OpenMP would wait in them.
-    """
-    os.register_at_fork(after_in_child=lambda: share_threads(is_shared=False))
+    """Let children that are forked start threads of their own."""
+    os.register_at_fork(after_in_child=threads.forget)

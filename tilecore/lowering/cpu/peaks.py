@@ -87,7 +87,7 @@ def stream_probe(elements: int, tasks: int, target: Target) -> Any:
     result = _param("target", elements, "float32")
     factor = _param("factor", 1, "float32")
     part = elements // tasks
-    with builder.loop(tasks, parallel=True) as task:
+    with builder.shared_loop(tasks, tasks) as task:
         scale = builder.bind(tir.Broadcast(builder.load(factor, 0), lanes))
         with builder.loop(part // step) as i:
             for u in range(STREAM_UNROLL):
@@ -130,7 +130,7 @@ def launch_probe(tasks: int) -> Any:
     """
     builder = TirBuilder()
     out = _param("out", 16 * tasks, "int32")
-    with builder.loop(tasks, parallel=True) as task:
+    with builder.shared_loop(tasks, tasks) as task:
         builder.store(out, task, task * 16)
     return builder.finish("main", [out])
 
