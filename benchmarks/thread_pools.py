@@ -2,10 +2,10 @@
 
     python -m benchmarks.thread_pools [--rounds 20] [--out FILE.json]
 
-Kernels run on torch's threads where they are called with tensors, on threads of their own where they
-are called with arrays of NumPy. Each case is a chain of calls, made in turn; the times are those of
-each call within its chain, by wall time: median, 90th percentile and mean. Chains alternate every 20
-turns in one process. The attention is causal: its blocks take unequal time.
+Kernels run on torch's threads where they are called with tensors, on threads of their own where
+they are called with arrays of NumPy. Each case is a chain of calls, made in turn; the times are
+those of each call within its chain, by wall time: median, 90th percentile and mean. Chains
+alternate every 20 turns in one process. The attention is causal: its blocks take unequal time.
 """
 
 from __future__ import annotations
