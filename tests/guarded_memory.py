@@ -5,22 +5,63 @@
 Arguments of torch and NumPy are copied next to pages that nobody may touch, behind them and before
 them in turn, and back after the call: what a kernel reads or writes outside of a tensor ends the
 process (pytest-xdist tells during which test). Arguments that share memory stay where they are.
+Memory that a kernel takes for its tiles ends there too, and is all ones (NaN) at first.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import itertools
 import mmap
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tilecore.runtime import kernel, library
 from tilecore.runtime.kernel import LoadedKernel
 
 PAGE = mmap.PAGESIZE
+MOST_BYTES = 1 << 28  # of an argument that is copied
+WORKSPACE = r"""
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+enum { PAGE = 4096, LINE = 64 };
+
+struct head { uint64_t data, bytes; };  /* in a page of its own, before that of the guard */
+
+void *guarded_alloc(int device, int number, uint64_t bytes, int code, int bits) {
+  uint64_t lines = (bytes + (bytes == 0) + LINE - 1) / LINE * LINE;
+  uint64_t data = (lines + PAGE - 1) / PAGE * PAGE;
+  char *all = mmap(0, data + 3 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (all == MAP_FAILED) return 0;
+  *(struct head *)all = (struct head){data, bytes};
+  memset(all + 2 * PAGE, 0xff, data);
+  mprotect(all + PAGE, PAGE, PROT_NONE);
+  mprotect(all + 2 * PAGE + data, PAGE, PROT_NONE);
+  return all + 2 * PAGE + data - lines;
+}
+
+int guarded_free(int device, int number, void *memory) {
+  char *all = (char *)((uintptr_t)memory / PAGE * PAGE) - 2 * PAGE;
+  struct head head = *(struct head *)all;
+  for (unsigned char *end = (unsigned char *)memory + head.bytes; (uintptr_t)end % LINE; ++end)
+    if (*end != 0xff) abort();  /* written behind the end, within its line */
+  return munmap(all, head.data + 3 * PAGE);
+}
+"""
+SLOTS = {
+    "__TVMBackendAllocWorkspace": "guarded_alloc", "__TVMBackendFreeWorkspace": "guarded_free",
+}  # fmt: skip
 _libc = ctypes.CDLL(None, use_errno=True)
 _turn = itertools.count()
 
@@ -47,7 +88,8 @@ def _span(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
     """Return the bytes that an array lies in; None: there are none, or too many to copy."""
     low, high = np.lib.array_utils.byte_bounds(array)
     size = high - low
-    if not array.size or size > 1 << 28:
+    is_odd = array.ctypes.data % array.itemsize  # a kernel is to refuse it
+    if not array.size or size > MOST_BYTES or is_odd:
         return None
     return np.frombuffer((ctypes.c_uint8 * size).from_address(low), np.uint8)
 
@@ -57,7 +99,7 @@ def _array(argument: Any) -> np.ndarray[Any, Any] | None:
     if isinstance(argument, np.ndarray):
         return argument
     torch = sys.modules.get("torch")
-    if torch is None or not isinstance(argument, torch.Tensor):
+    if torch is None or type(argument) not in (torch.Tensor, torch.nn.Parameter):
         return None
     if argument.device.type != "cpu" or argument.layout is not torch.strided:
         return None
@@ -117,5 +159,28 @@ def _guarded_call(self: LoadedKernel, *arguments: Any) -> None:
                 span[:] = memory
 
 
+@functools.cache
+def _workspace() -> ctypes.CDLL:
+    """Return the functions that take and free the memory of tiles."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "workspace.so"
+        command = ["cc", "-O1", "-shared", "-fPIC", "-x", "c", "-", "-o", str(made)]
+        subprocess.run(command, input=WORKSPACE.encode(), check=True)
+        return ctypes.CDLL(str(made))
+
+
+_join = library.join_threads
+
+
+def _guarded_join(path: Path) -> None:
+    _join(path)
+    loaded, functions = ctypes.CDLL(str(path)), _workspace()
+    for slot, function in SLOTS.items():
+        with contextlib.suppress(ValueError):  # it takes no memory
+            address = ctypes.cast(functions[function], ctypes.c_void_p).value
+            ctypes.c_void_p.in_dll(loaded, slot).value = address
+
+
 def pytest_configure() -> None:
     LoadedKernel.__call__ = _guarded_call  # type: ignore[method-assign]
+    kernel.join_threads = _guarded_join

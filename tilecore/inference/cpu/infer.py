@@ -122,8 +122,9 @@ class _Inference:
         self.by_buffer = grouped(self.uses)
         self.declared = [s.buffer for s in walk(launch) if isinstance(s, Alloc)]
         self.viewed = {b.base for b in self.by_buffer if b.base is not None}
+        beyond = self._rows_beyond()
         self.tiles = {
-            b: tile_rows(b, target, is_dense=b in self.viewed)
+            b: replace(tile_rows(b, target, is_dense=b in self.viewed), beyond=beyond.get(b, 0))
             for b in self.declared
             if b.scope != "global" and b.base is None
         }
@@ -148,6 +149,16 @@ class _Inference:
         self.notes += [_fusion_note(nest) for nest in nests]
         fused = {member: nest for nest in nests for member in nest.members}
         return LaunchPlan(self.launch, tiles, gemms, elided, fused, tuple(self.notes))
+
+    def _rows_beyond(self) -> dict[Buffer, int]:
+        """Return how many rows behind their last one vectors of products may read of tiles."""
+        found: dict[Buffer, int] = {}
+        for use in self.uses:
+            gemm = use.stmt
+            if use.role == "gemm-b" and isinstance(gemm, Gemm) and gemm.transpose_b:
+                lanes, tile = self.target.lanes(accumulator_dtype(gemm)), use.buffer.root
+                found[tile] = max(found.get(tile, 0), lanes - 1)
+        return found
 
     def _sources(self) -> dict[Buffer, TileSource]:
         """Return the boxes of tensors that tiles always are."""

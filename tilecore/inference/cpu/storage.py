@@ -36,6 +36,7 @@ class Storage:
     width: int = 0  # panels: elements of ``axis`` per panel
     spare: int = 0  # rows that may not be padded: elements after the last row
     group: int = 1  # panels: neighbours along k in one lane
+    beyond: int = 0  # rows: further ones, which vectors along the rows may read
 
     @property
     def depth(self) -> int:
@@ -47,7 +48,7 @@ class Storage:
         """Elements of memory, padding included."""
         if self.kind == "panels":
             return math.ceil(self.shape[self.axis] / self.width) * self.depth * self.width
-        return math.prod(self.shape[:-1]) * self.leading + self.spare
+        return (math.prod(self.shape[:-1]) + self.beyond) * self.leading + self.spare
 
     def offset(self, indices: Sequence[Expr | int]) -> Expr:
         """Return the flat offset of an element."""
@@ -132,7 +133,7 @@ def rows(shape: tuple[int, ...], dtype: str, itemsize: int, lanes: int) -> Stora
 
 def panels(shape: tuple[int, ...], dtype: str, axis: int, width: int, group: int = 1) -> Storage:
     """Return panel storage along ``axis``."""
-    return Storage(shape, dtype, "panels", 0, axis, width, 0, group)
+    return Storage(shape, dtype, "panels", axis=axis, width=width, group=group)
 
 
 def tile_rows(buffer: Buffer, target: Target, is_dense: bool) -> Storage:

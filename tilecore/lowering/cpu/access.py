@@ -207,14 +207,15 @@ class Accessor:
                 return self._masked(expr, found, scope)
         flat = self.of_places()
         uniform = [p for p in self.open_ends(place, indices) if not scope.is_vector(p[0])]
+        cond = self.guard(uniform, flat)
         if apart is None:
             offset, stride = self.offset(place, indices, scope.vector if lanes > 1 else None)
             value = load_values(self.builder, place, offset, lanes, stride)
         else:
             offset, _ = self.offset(place, indices, of_vector=True)
-            value = load_lanes(self.builder, place, offset, apart)
+            cond = None if cond is None else self.builder.bind(cond)
+            value = load_lanes(self.builder, place, offset, apart, cond)
         value = convert(value, place.storage.dtype, expr.dtype, lanes)
-        cond = self.guard(uniform, flat)
         if cond is None:
             return value
         pad = self.pads.get(expr.buffer, const(0, expr.dtype))

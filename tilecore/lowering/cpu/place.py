@@ -78,9 +78,22 @@ def load_values(
     return from_memory(builder.load(place.memory, offset, lanes, stride), stored, lanes)
 
 
-def load_lanes(builder: TirBuilder, place: Place, offset: Any, apart: Offsets) -> Any:
-    """Return elements at known distances from the first one, as they are computed with."""
+def load_lanes(
+    builder: TirBuilder, place: Place, offset: Any, apart: Offsets, cond: Any = None
+) -> Any:
+    """Return elements at known distances from the first one, as they are computed with.
+
+    Where ``cond`` does not hold nothing is loaded, and they are anything.
+    """
     stored, lanes = place.storage.dtype, len(apart)
+
+    def loaded(at: Any, size: int = 1) -> Any:
+        value = builder.load(place.memory, at, size)
+        if cond is not None:
+            nothing = broadcast(tir.const(0, memory_type(stored)), size)
+            value = tir.if_then_else(cond, value, nothing)
+        return builder.bind(value)
+
     step, least = apart[1] - apart[0], min(apart)
     if apart == tuple(range(0, step * lanes, step) if step else apart[:1] * lanes):
         if step:
@@ -91,12 +104,12 @@ def load_lanes(builder: TirBuilder, place: Place, offset: Any, apart: Offsets) -
     if count <= SHUFFLED * lanes:
         size = min(count, lanes)
         starts = (0,) if count <= lanes else (0, count - lanes)
-        given = [builder.bind(builder.load(place.memory, add(first, s), size)) for s in starts]
+        given = [loaded(add(first, s), size) for s in starts]
         return from_memory(
             picked(builder, given, memory_type(stored), size, count, apart), stored, lanes
         )
     first = builder.bind(offset)
-    parts = [builder.bind(builder.load(place.memory, add(first, x))) for x in apart]
+    parts = [loaded(add(first, x)) for x in apart]
     order = [tir.IntImm("int32", i) for i in range(lanes)]
     return from_memory(tir.Shuffle(parts, order), stored, lanes)
 
