@@ -148,8 +148,9 @@ def test_picked_elements_have_torchs_gradient():
     [
         (lambda x: x - x.max(-1, keepdim=True)[0].detach(), 1, 0),
         (lambda x: torch.min(x, dim=0).values * 2, None, 0),
-        (lambda x: (lambda values, at: (values * 2, at))(*x.max(1)), 1, 2),  # both are read
-        (lambda x: torch.max(x, 1).indices, 0, 1),
+        (lambda x: (lambda values, at: (values * 2, at))(*x.max(1, keepdim=True)), 1, 0),
+        (lambda x: torch.max(x, 1).indices, 1, 0),
+        (lambda x: x.nan_to_num().int().max(1)[0] * 2.0, 2, 1),
         (lambda x: (x > 0).max(1)[0], 1, 1),
     ],
 )

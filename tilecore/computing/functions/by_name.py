@@ -12,6 +12,7 @@ from tilecore.computing.extents import Extent, present, varies
 from tilecore.computing.functions import (
     arithmetic,
     composites,
+    counts,
     letters,
     losses,
     norms,
@@ -236,10 +237,13 @@ def _reduction(op: str) -> Function:
         span: SourceSpan, x: Node, dim: Any = None, keepdim: bool = False, *, axis: Any = None,
         keepdims: bool = False, dtype: Any = None,
     ) -> Node:  # fmt: skip
-        if dtype is not None:
+        is_count = op == "sum" and x.dtype == "bool" and _is_integer(dtype)
+        if dtype is not None and not is_count:
             x = _to(span, x, dtype)
         axes = axes_of(x, axis) if dim is None else axes_reduced(x, dim)
         kept = keepdim or keepdims
+        if is_count:
+            return counts.counted(span, x, axes, kept)
         if op != "mean":
             return reduced(op, x, axes, kept, span)
         count = math.prod(x.shape[a] for a in axes)
@@ -248,18 +252,32 @@ def _reduction(op: str) -> Function:
     return function
 
 
+def _is_integer(dtype: Any) -> bool:
+    """Return whether sums of truth are integers: none is said, or torch's own."""
+    return dtype is None or _dtype_name(dtype) == INTEGER
+
+
 def _extreme(op: str, of_two: str) -> Function:
     """Return ``max`` or ``min``: of all elements, or of two tensors."""
 
-    def function(span: SourceSpan, x: Node, other: Any = None, **named: Any) -> Node:
+    def function(span: SourceSpan, x: Node, other: Any = None, **named: Any) -> Any:
         if isinstance(other, Node):
             return pointwise(of_two, x, other, span=span)
-        if other is not None or "dim" in named:  # of torch: values and positions
-            raise UnsupportedSyntax(expected=f"`{op}`, which has no positions", found=of_two[:3])
+        if other is not None or "dim" in named:  # of torch: values and places
+            return _with_places(op, of_two[:3], span, x, named.pop("dim", other), **named)
         found: Node = _reduction(op)(span, x, **named)
         return found
 
     return function
+
+
+def _with_places(
+    op: str, name: str, span: SourceSpan, x: Node, dim: int, keepdim: bool = False
+) -> Any:  # fmt: skip
+    import torch
+
+    found = counts.place_of(op, span, x, dim, keepdim)
+    return getattr(torch.return_types, name)(found)
 
 
 def _softmax(
@@ -496,11 +514,12 @@ OF_ALL = (
     *views.ALWAYS, *views.MAYBE,
 )  # fmt: skip
 OF_TRUTH = (
-    "where", "masked_fill", "scaled_dot_product_attention", *CONVERSIONS,
+    "where", "masked_fill", "scaled_dot_product_attention", *CONVERSIONS, *counts.OF_TRUTH,
     *(f"{kind}_{op}" for kind in ("logical", "bitwise") for op in LOGIC),
 )  # fmt: skip
 FUNCTIONS: Mapping[str, Function] = MappingProxyType({
-    **arithmetic.FUNCTIONS, **composites.FUNCTIONS, **norms.FUNCTIONS, **losses.FUNCTIONS,
+    **arithmetic.FUNCTIONS, **composites.FUNCTIONS, **counts.FUNCTIONS, **norms.FUNCTIONS,
+    **losses.FUNCTIONS,
     **{op: _unary(op) for op in UNARY},
     **{op: _binary(op) for op in BINARY},
     "add": _sum("add"), "sub": _sum("sub"),

@@ -97,7 +97,7 @@ def _over_last(op: str, x: Node, first: int, dtype: str, span: SourceSpan) -> No
     rows, last = x.shape[:first], x.shape[first:]
     columns = math.prod(last)
     attrs = MappingProxyType({"keeps_nan": op != "sum"})
-    part = _part_of_long_rows(math.prod(rows), columns)
+    part = part_of_long_rows(math.prod(rows), columns)
     if part:  # each part by a block of its own
         into = (columns // part, part)
         split = _regrouped(x, last, into, 0, span) or reshaped(x, (*rows, *into), span)
@@ -110,7 +110,7 @@ def _over_last(op: str, x: Node, first: int, dtype: str, span: SourceSpan) -> No
     return Node("reduce", op, (flat,), (*rows, 1), dtype, attrs, span)
 
 
-def _part_of_long_rows(rows: int, columns: int) -> int:
+def part_of_long_rows(rows: int, columns: int) -> int:
     """Return how long parts of rows are that keep many blocks at work; 0: rows as they are."""
     if rows >= FEW_ROWS or columns < LONG_ROW:
         return 0

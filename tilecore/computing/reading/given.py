@@ -18,7 +18,15 @@ from tilecore.computing.functions.by_name import (
     OF_TRUTH,
     Value,
 )
-from tilecore.computing.graph import CUT, FLOATS, INTEGERS, Node, is_cut, is_number
+from tilecore.computing.graph import (
+    CUT,
+    FLOATS,
+    INTEGERS,
+    MOST_EXACT,
+    Node,
+    is_cut,
+    is_number,
+)
 from tilecore.computing.operands import device, input_of, is_tensor
 from tilecore.computing.reading.storage import View
 from tilecore.ir.dtype import DType
@@ -58,11 +66,13 @@ def is_of_torch(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bo
     given = (*args, *kwargs.values())
     if is_constant(given):
         return True
-    if name in ("max", "min") and _says_axis(args, kwargs):  # they return positions as well
-        return True
     found = kinds(given) - set(CUT if name in CONVERSIONS else ())
     if name in MIXED and any(map(_is_real, given)):
         found -= {*INTEGERS, "bool"} if name != "sub" else set(INTEGERS)  # torch subtracts no truth
+    if name in COMPARISONS and _compare_exactly(given):
+        found -= set(INTEGERS)
+    if name == "div" and _divides_as_float32():
+        found -= set(INTEGERS)
     return bool(found - {"bool"} if name in OF_TRUTH else found)
 
 
@@ -149,9 +159,40 @@ def says_correction(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     return is_named or any(isinstance(v, bool) for v in args[1:3])
 
 
-def _says_axis(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether torch's ``max`` is one along an axis."""
-    return "dim" in kwargs or (device() is not None and any(isinstance(a, int) for a in args[1:2]))
+def _divides_as_float32() -> bool:
+    """Return whether integers are floats of 32 bits before they are divided, as torch has it."""
+    import torch
+
+    return device() is not None and torch.get_default_dtype() is torch.float32
+
+
+def _compare_exactly(given: Sequence[Any]) -> bool:
+    """Return whether float32 compares integers, and numbers, as they compare themselves.
+
+    Far ones stay farther away than any that it has exactly.
+    """
+    tensors = [v for v in given if is_tensor(v)]
+    numbers = [v for v in given if not is_tensor(v)]
+    kinds_of = [_name_of(v) for v in tensors]
+    if any(kind not in INTEGERS for kind in kinds_of):
+        return False
+    least, most = max((DType(kind).ends for kind in kinds_of), key=lambda ends: ends[0])
+    for number in numbers:
+        is_plain = type(number) in (int, float)
+        if not is_plain or not abs(number) < MOST_EXACT or not least <= number <= most:
+            return False
+    exact = [v for v, kind in zip(tensors, kinds_of, strict=True) if _has_few(v, kind)]
+    return len(exact) + len(numbers) >= len(given) - 1
+
+
+def _has_few(value: Any, kind: str) -> bool:
+    """Return whether all integers of a tensor are numbers of float32."""
+    is_known = isinstance(value, View) and "counts_few" in value.node.attrs
+    return is_known or DType(kind).bits <= 16
+
+
+def _name_of(value: Any) -> str:
+    return value.seen.dtype if isinstance(value, View) else str(value.dtype).removeprefix("torch.")
 
 
 def nodes_of(value: Any) -> Any:
