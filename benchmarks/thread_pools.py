@@ -1,6 +1,6 @@
 """What calls of NumPy, torch and ours cost each other when they alternate without a pause.
 
-    python -m benchmarks.thread_pools [--rounds 20] [--out FILE.json]
+    python benchmarks/thread_pools.py [--rounds 20] [--out FILE.json]
 
 Kernels run on torch's threads where they are called with tensors, on threads of their own where
 they are called with arrays of NumPy. Each case is a chain of calls, made in turn; the times are

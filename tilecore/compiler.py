@@ -31,8 +31,8 @@ from tilecore.ir.analysis import written_buffers
 from tilecore.ir.clusters import refuse_clusters
 from tilecore.ir.expr import Expr, Pointer, Var
 from tilecore.ir.nodes import Assert, Buffer, PrimFunc, Wait
+from tilecore.ir.plain.scaled_gemm import without_factors
 from tilecore.ir.printer import Namer, format_extent, format_func, program_digest
-from tilecore.ir.scaled_gemm import without_factors
 from tilecore.ir.vendor import refuse_cuda_source
 from tilecore.ir.verifier import verify
 from tilecore.ir.visitor import roots_of, walk

@@ -13,11 +13,11 @@ from tilecore.artifact import Artifact, ArtifactStore, Manifest, ParameterSpec, 
 from tilecore.device_code import DeviceCode, KernelEntry, TensorMapRecipe, Workspace
 from tilecore.errors import InvalidConfig
 from tilecore.gpu_target import GpuTarget
-from tilecore.inference.gpu.banks import bank_uses, explain_conflicts
+from tilecore.inference.gpu.accesses.banks import bank_uses, explain_conflicts
 from tilecore.inference.gpu.infer import infer
 from tilecore.inference.gpu.options import GpuOptions
 from tilecore.inference.gpu.plan import GpuPlan
-from tilecore.inference.gpu.registers import spilled
+from tilecore.inference.gpu.products.registers import spilled
 from tilecore.inference.races import check_races
 from tilecore.inference.tile_bounds import check_tile_bounds
 from tilecore.ir.analysis import waits_for_launches
@@ -25,8 +25,8 @@ from tilecore.ir.clusters import refuse_clusters
 from tilecore.ir.dims import dimensions
 from tilecore.ir.expr import Expr
 from tilecore.ir.nodes import Alloc, KernelLaunch, PrimFunc
+from tilecore.ir.plain.scaled_gemm import without_factors
 from tilecore.ir.printer import Namer, format_expr, format_extent, format_func
-from tilecore.ir.scaled_gemm import without_factors
 from tilecore.ir.vendor import refuse_cuda_source
 from tilecore.ir.verifier import verify
 from tilecore.ir.visitor import walk

@@ -20,19 +20,19 @@ from tilecore.errors import AssertionFailed, ScopeError, TileError
 from tilecore.interpreter_memory import Array, Memory
 from tilecore.ir import nodes
 from tilecore.ir.analysis import is_elementwise, pads
+from tilecore.ir.arithmetic.collisions import updates_in_turn
 from tilecore.ir.barrier import arrival, deadlock, is_over
 from tilecore.ir.clusters import refuse_clusters
-from tilecore.ir.collisions import updates_in_turn
-from tilecore.ir.conversion import convert
-from tilecore.ir.evaluate import Mask
 from tilecore.ir.expr import Expr, Var
 from tilecore.ir.fold import fold_dtype
-from tilecore.ir.fold_values import fold_values, scan_values
 from tilecore.ir.nodes import PrimFunc, Region, Stmt
-from tilecore.ir.packed import (
+from tilecore.ir.plain.scaled_gemm import without_factors
+from tilecore.ir.values.conversion import convert
+from tilecore.ir.values.evaluate import Mask
+from tilecore.ir.values.fold_values import fold_values, scan_values
+from tilecore.ir.values.packed import (
     memory_of,
 )
-from tilecore.ir.scaled_gemm import without_factors
 from tilecore.ir.vendor import refuse_cuda_source
 
 

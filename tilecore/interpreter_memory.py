@@ -11,15 +11,15 @@ import numpy as np
 from tilecore.errors import ArgumentError, ScopeError, ShapeMismatch
 from tilecore.ir import nodes
 from tilecore.ir.analysis import output_positions, written_buffers
-from tilecore.ir.conversion import convert
 from tilecore.ir.dims import solve
-from tilecore.ir.evaluate import Evaluator, Mask, Value
 from tilecore.ir.expr import Expr, Load, Var
 from tilecore.ir.fold import reducer_update
-from tilecore.ir.fold_values import updated_value
 from tilecore.ir.indexing import format_shape
 from tilecore.ir.nodes import Buffer, PrimFunc, Region
-from tilecore.ir.packed import (
+from tilecore.ir.values.conversion import convert
+from tilecore.ir.values.evaluate import Evaluator, Mask, Value
+from tilecore.ir.values.fold_values import updated_value
+from tilecore.ir.values.packed import (
     PackedArray,
     as_array,
     at_address,

@@ -20,15 +20,15 @@ from tilecore.errors import ScopeError, TileError
 from tilecore.interpreter import _Machine as Machine
 from tilecore.interpreter_memory import Array
 from tilecore.ir import nodes
-from tilecore.ir.alike import alike_stores
+from tilecore.ir.arithmetic.alike import alike_stores
 from tilecore.ir.barrier import arrival, arrive_count, deadlock, is_over
-from tilecore.ir.conversion import convert
-from tilecore.ir.evaluate import Evaluator, Mask
 from tilecore.ir.expr import Expr, Load, Var
 from tilecore.ir.lane_matrix import LANES, place_in_a, place_in_b, place_in_c
-from tilecore.ir.named_barriers import in_memory
 from tilecore.ir.nodes import Stmt
+from tilecore.ir.plain.named_barriers import in_memory
 from tilecore.ir.substitute import substitute_expr
+from tilecore.ir.values.conversion import convert
+from tilecore.ir.values.evaluate import Evaluator, Mask
 from tilecore.ir.visitor import expressions, regions, walk, walk_expr
 
 WARP = 32

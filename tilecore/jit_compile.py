@@ -10,7 +10,7 @@ from typing import Any
 
 from tilecore.errors import ArgumentError, TypeMismatch
 from tilecore.gpu_target import GpuTarget
-from tilecore.inference.gpu.registers import SPILLED
+from tilecore.inference.gpu.products.registers import SPILLED
 from tilecore.ir.nodes import Buffer, PrimFunc, SourceLaunch
 from tilecore.ir.visitor import walk
 from tilecore.kernel import JITKernel

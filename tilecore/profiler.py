@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilecore.errors import TypeMismatch
-from tilecore.ir.evaluate import evaluate
 from tilecore.ir.expr import Var
 from tilecore.ir.nodes import Buffer
-from tilecore.ir.packed import packed
+from tilecore.ir.values.evaluate import evaluate
+from tilecore.ir.values.packed import packed
 from tilecore.ir.visitor import walk_expr
 from tilecore.target import emulates_gpus
 

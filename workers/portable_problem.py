@@ -25,7 +25,7 @@ from tilecore.errors import InvalidProblem, TileError
 from tilecore.ir.analysis import marked_outputs, written_buffers
 from tilecore.ir.expr import int_value
 from tilecore.ir.nodes import Buffer, PrimFunc
-from tilecore.ir.packed import packed
+from tilecore.ir.values.packed import packed
 from tilecore.portable import PortableProgram, at_sizes, parse, unmeasurable
 from tilecore.profiler import Tolerance
 from tilecore.recommending import LOWERING

@@ -21,7 +21,7 @@ from recommender.gpu.shared_memory import updates
 from recommender.hardware import HardwareProfile
 from tilecore.graph.graph import Launch
 from tilecore.graph.nodes import TileOp
-from tilecore.inference.gpu.products import WARPGROUP
+from tilecore.inference.gpu.products.choice import WARPGROUP
 from tilecore.ir.nodes import Copy, Gemm
 
 SHARED_BYTES_PER_CLOCK = 128  # of a multiprocessor (CUDA C++ Programming Guide, "Shared Memory")

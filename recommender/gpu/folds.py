@@ -9,7 +9,7 @@ import numpy as np
 from recommender.gpu.columns import Columns, Floats, Mask, block_threads, numbers
 from tilecore.graph.graph import Launch
 from tilecore.graph.nodes import TileOp
-from tilecore.inference.gpu.products import WARP
+from tilecore.inference.gpu.products.choice import WARP
 from tilecore.ir.nodes import Reduce
 
 TOGETHER_HELD = 4  # float32 of a row in a thread: 16 bytes

@@ -19,16 +19,16 @@ from tilecore.gpu_target import GpuTarget
 from tilecore.graph import gemm_extents
 from tilecore.graph.graph import Launch
 from tilecore.graph.nodes import TileOp
-from tilecore.inference.gpu import quads
-from tilecore.inference.gpu.matrix_units import (
+from tilecore.inference.gpu.products import quads
+from tilecore.inference.gpu.products.choice import WARP, WARPGROUP, WGMMA_COLUMNS, divide_warps
+from tilecore.inference.gpu.products.matrix_units import (
     WGMMA_BYTES,
     has_wgmma_types,
     mma_shapes,
     operand_kind,
     sums_dtype,
 )
-from tilecore.inference.gpu.mfma import mfma_step, mfma_types
-from tilecore.inference.gpu.products import WARP, WARPGROUP, WGMMA_COLUMNS, divide_warps
+from tilecore.inference.gpu.products.mfma import mfma_step, mfma_types
 from tilecore.inference.gpu.shared import panel_of
 from tilecore.ir.gemm_shape import accumulator_dtype
 from tilecore.ir.nodes import Gemm

@@ -30,8 +30,8 @@ from recommender.hardware import HardwareProfile
 from tilecore.gpu_target import GpuTarget
 from tilecore.graph.graph import Launch
 from tilecore.graph.nodes import TileOp
-from tilecore.inference.gpu.products import WARP, WARPGROUP
-from tilecore.inference.gpu.registers import MANY, TRADED
+from tilecore.inference.gpu.products.choice import WARP, WARPGROUP
+from tilecore.inference.gpu.products.registers import MANY, TRADED
 from tilecore.ir.expr import Var
 from tilecore.ir.nodes import Atomic, Buffer, For, Gemm, Parallel
 from tilecore.passes.persistent import LEAST_STAGES, OPERANDS

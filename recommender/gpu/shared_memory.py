@@ -17,7 +17,7 @@ from recommender.gpu.products import Product
 from tilecore.gpu_target import GpuTarget
 from tilecore.graph.graph import Launch
 from tilecore.graph.nodes import Loop, TileOp
-from tilecore.inference.gpu.products import WARP
+from tilecore.inference.gpu.products.choice import WARP
 from tilecore.ir.expr import Load, Var
 from tilecore.ir.nodes import Atomic, Buffer, Copy, Gemm, If, Parallel, Reduce, Seq, Store
 from tilecore.ir.visitor import walk_expr

@@ -9,9 +9,9 @@ import tilecore.language as T
 from tests.tilecore.x86_paths import here, paths
 from tilecore import runtime
 from tilecore.compiler import compile, lower
+from tilecore.ir.arithmetic.lane_offsets import lane_offsets, lane_values
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Var, binary
-from tilecore.ir.lane_offsets import lane_offsets, lane_values
 from tilecore.target import parse_target
 
 PATHS = paths("avx2", "avx512")

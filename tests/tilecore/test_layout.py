@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from tilecore.errors import ShapeMismatch
 from tilecore.ir.dtype import DType
-from tilecore.ir.evaluate import evaluate
 from tilecore.ir.expr import Var, const, int_value
 from tilecore.ir.layout import Layout, panels, row_major
 from tilecore.ir.nodes import Buffer
+from tilecore.ir.values.evaluate import evaluate
 from tilecore.layout import (
     SwizzleMode,
     get_swizzle_layout,

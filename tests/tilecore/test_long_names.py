@@ -14,9 +14,9 @@ import tilecore.language as T
 from tests.tilecore.cuda.emulated import run_emulated
 from tilecore import runtime
 from tilecore.compiler import compile, lower
+from tilecore.ir.arithmetic.length import is_same, length
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Var, binary
-from tilecore.ir.length import is_same, length
 from tilecore.target import AVX512
 
 N, FACTOR, LIMIT = 300, 0x9E3779B9, 2_000_000_000

@@ -10,10 +10,10 @@ from tilecore import runtime
 from tilecore.compiler import compile
 from tilecore.inference.cpu.options import CpuOptions
 from tilecore.interpreter import run
+from tilecore.ir.arithmetic.trips import trip_count
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import int_value
 from tilecore.ir.nodes import For, If, KernelLaunch
-from tilecore.ir.trips import trip_count
 from tilecore.ir.visitor import walk
 from tilecore.layout import make_swizzled_layout
 from tilecore.passes.pipeline import cpu_pipeline, run_passes

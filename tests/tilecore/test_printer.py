@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 import tilecore.language as T
 from tilecore import kernels
 from tilecore.ir.analysis import free_vars, output_positions
-from tilecore.ir.evaluate import evaluate
 from tilecore.ir.expr import Expr, Var, binary, cast, const, select
 from tilecore.ir.nodes import PrimFunc
 from tilecore.ir.printer import format_expr, format_func, program_digest
 from tilecore.ir.substitute import substitute
+from tilecore.ir.values.evaluate import evaluate
 from tilecore.ir.verifier import verify
 from tilecore.kernels.definition import knob_symbols
 

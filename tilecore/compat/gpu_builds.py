@@ -11,7 +11,7 @@ from pathlib import Path
 from tilecore.errors import TileError
 from tilecore.gpu_compiler import lower_gpu
 from tilecore.gpu_target import GpuTarget
-from tilecore.inference.gpu.banks import bank_uses
+from tilecore.inference.gpu.accesses.banks import bank_uses
 from tilecore.ir.nodes import PrimFunc
 from tilecore.ir.printer import program_digest
 

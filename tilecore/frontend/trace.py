@@ -21,9 +21,9 @@ from tilecore.frontend.signature import ParamSlot, TensorSpec, scalar, scalar_ty
 from tilecore.ir.cuda_source import with_arguments
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Load, Var, const
-from tilecore.ir.negative_index import with_negative_indices
 from tilecore.ir.nodes import Buffer, KernelLaunch, PrimFunc, Seq, Stmt
-from tilecore.ir.unused_views import without_unused_views
+from tilecore.ir.plain.negative_index import with_negative_indices
+from tilecore.ir.plain.unused_views import without_unused_views
 from tilecore.ir.visitor import has_loads
 
 PACKAGE = Path(__file__).parent.parent

@@ -33,7 +33,7 @@ from tilecore.ir.nodes import (
     Store,
     While,
 )
-from tilecore.ir.scaled_gemm import without_factors
+from tilecore.ir.plain.scaled_gemm import without_factors
 from tilecore.ir.visitor import has_loads
 
 LIVE_SCOPES = ("shared", "fragment", "local")

@@ -14,7 +14,7 @@ from tilecore.errors import DataRace
 from tilecore.inference.tile_bounds import sure_loads
 from tilecore.ir import nodes
 from tilecore.ir.analysis import reads, writes
-from tilecore.ir.bounds import Linear, linear
+from tilecore.ir.arithmetic.bounds import Linear, linear
 from tilecore.ir.expr import Expr, Load, Select, Var, int_value
 from tilecore.ir.nodes import Buffer, PrimFunc, Stmt
 from tilecore.ir.visitor import children, expr_children, expressions, loads, walk, walk_expr

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from tilecore.errors import ShapeMismatch, SourceSpan
 from tilecore.ir import nodes
-from tilecore.ir.bounds import Interval, ends, interval, linear
+from tilecore.ir.arithmetic.bounds import Interval, ends, interval, linear
 from tilecore.ir.expr import Expr, Load, Select, Var, int_value
 from tilecore.ir.nodes import Buffer, PrimFunc, Stmt
 from tilecore.ir.visitor import children, expr_children, expressions, has_jump

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from tilecore.ir.analysis import kept_axes
-from tilecore.ir.bounds import NON_NEGATIVE, Interval, Known
+from tilecore.ir.arithmetic.bounds import NON_NEGATIVE, Interval, Known
 from tilecore.ir.expr import Expr, Var, binary, const, int_value
 from tilecore.ir.nodes import (
     Atomic,

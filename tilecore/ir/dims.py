@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilecore.ir.bounds import narrowed
+from tilecore.ir.arithmetic.bounds import narrowed
+from tilecore.ir.arithmetic.polynomial import Polynomial
 from tilecore.ir.expr import Expr, Var
 from tilecore.ir.nodes import Buffer, PrimFunc
-from tilecore.ir.polynomial import Polynomial
 from tilecore.ir.visitor import walk_expr
 
 Interval = tuple[int, int]

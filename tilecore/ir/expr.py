@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any, Union
 import numpy as np
 
 from tilecore.errors import TypeMismatch
-from tilecore.ir.conversion import nearest
 from tilecore.ir.dtype import DType, promote
+from tilecore.ir.values.conversion import nearest
 
 if TYPE_CHECKING:
     from tilecore.ir.nodes import Buffer

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from tilecore.errors import ShapeMismatch
+from tilecore.ir.arithmetic.polynomial import is_equal, is_one
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, binary, const
 from tilecore.ir.indexing import format_shape
 from tilecore.ir.nodes import Gemm, Region
-from tilecore.ir.polynomial import is_equal, is_one
 
 
 def matrix_shape(tile: Region, what: str) -> tuple[Expr, Expr]:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tilecore.errors import ShapeMismatch, TypeMismatch, UnsupportedSyntax
+from tilecore.ir.arithmetic.polynomial import is_equal, is_one, subtract
 from tilecore.ir.expr import Expr, Load, as_expr, binary, const, int_value, select
 from tilecore.ir.nodes import Buffer, Region
-from tilecore.ir.polynomial import is_equal, is_one, subtract
 from tilecore.ir.vector import Vector
 
 

@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tilecore.errors import ShapeMismatch, TypeMismatch
-from tilecore.ir.evaluate import evaluate
 from tilecore.ir.expr import Expr, ExprLike, Var, as_expr, const, int_value
 from tilecore.ir.indexing import format_shape
 from tilecore.ir.nodes import Buffer
 from tilecore.ir.substitute import substitute_expr
+from tilecore.ir.values.evaluate import evaluate
 
 Offsets = npt.NDArray[np.int64]
 

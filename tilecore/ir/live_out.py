@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tilecore.ir import nodes
-from tilecore.ir.collisions import carried_by, set_by
+from tilecore.ir.arithmetic.collisions import carried_by, set_by
 from tilecore.ir.nodes import Buffer, Parallel, Stmt
 from tilecore.ir.visitor import children, loads, walk
 

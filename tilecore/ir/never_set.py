@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tilecore.ir.analysis import marked_outputs, sets, writes
+from tilecore.ir.arithmetic.polynomial import is_equal
 from tilecore.ir.expr import Binary, Cast, Expr, Load
 from tilecore.ir.nodes import Atomic, Buffer, PrimFunc, Stmt, Store
-from tilecore.ir.polynomial import is_equal
 from tilecore.ir.visitor import walk
 
 

@@ -10,10 +10,10 @@ Grammar::
            | Copy(src, dst, barrier)    tile copy with conversion; outside a global tensor loads
                                         give 0 and stores are skipped; see the node for barrier
            | ClusterCopy(copy, block, mask, barrier)   a copy into other blocks of the cluster
-           | ChunkCopy(src, dst)               factors to tensor memory; see ir/scaled_gemm.py
+           | ChunkCopy(src, dst)               factors to tensor memory; see ir/plain/scaled_gemm.py
            | Fill(dst, value)
            | Gemm(a, b, c, transpose_a, transpose_b, clear_accum)   c (+)= op(a) @ op(b)
-           | Gemm(.., factors, sharing)       elements times their factors; see ir/scaled_gemm.py
+           | Gemm(.., factors, sharing)       elements times factors; see plain/scaled_gemm.py
            | Reduce(op, src, dst, axes, clear)   dst (op)= src folded along axes; see ir/fold.py
            | Scan(op, src, dst, axis, reverse)   dst = running fold of src along an axis
            | Parallel(loop_vars, extents, body)              iterations independent
@@ -288,7 +288,7 @@ class Fill(Stmt):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChunkCopy(Stmt):
-    """Words of factors to tensor memory: each chunk of 128 to four columns (``ir/scaled_gemm.py``).
+    """Factors to tensor memory: each chunk of 128 words to four columns (``plain/scaled_gemm.py``).
 
     Shapes: src has 128 c words of uint32, row by row; dst is [128, 4 c] after axes of size 1 are
     dropped. A target may let it run on until a product that reads the factors is complete.
@@ -314,10 +314,10 @@ class Gemm(Stmt):
     other; each has some rows, op(a)[M, K] and c[M, N]. The first block begins it, for both.
 
     ``factors``: words of uint32 with what the elements of a and of b are multiplied by, or none:
-    ``ir/scaled_gemm.py`` says what that means. ``sharing``: how many elements along K of a and of b
-    share a factor. ``factor_type``: of these. ``in_chunks``: how the words lie. ``pairs_of``: the
-    type of which each byte of a and b holds two elements along K, or "". ``in_lanes``: the words
-    lie as ChunkCopy places them. ``start``: where a and b begin along K, which then decides which
+    ``plain/scaled_gemm.py`` says what that means. ``sharing``: how many elements along K of a and
+    of b share a factor. ``factor_type``: of these. ``in_chunks``: how the words lie. ``pairs_of``:
+    the type of which each byte of a and b holds two elements along K, or "". ``in_lanes``: the
+    words lie as ChunkCopy places them. ``start``: where a and b begin along K, which then decides which
     byte of a word counts.
     """
 

@@ -18,6 +18,7 @@ from tilecore.errors import (
 )
 from tilecore.ir import nodes
 from tilecore.ir.analysis import reads, sets
+from tilecore.ir.arithmetic.polynomial import is_equal, product
 from tilecore.ir.cuda_source import launch_faults
 from tilecore.ir.dims import dimensions, extents_of, unbound
 from tilecore.ir.expr import Binary, Const, Expr, Load, Var, int_value
@@ -27,8 +28,7 @@ from tilecore.ir.indexing import format_shape, same_extents
 from tilecore.ir.lane_matrix import fault_of
 from tilecore.ir.nodes import Buffer, PrimFunc, Region, Stmt
 from tilecore.ir.packed_rules import param_faults, stmt_faults
-from tilecore.ir.polynomial import is_equal, product
-from tilecore.ir.scaled_gemm import check_chunks
+from tilecore.ir.plain.scaled_gemm import check_chunks
 from tilecore.ir.visitor import expressions, regions, walk, walk_expr
 
 _TILE_OPS = (nodes.Copy, nodes.ChunkCopy, nodes.Fill, nodes.Gemm, nodes.Reduce, nodes.Scan)

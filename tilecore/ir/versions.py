@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from tilecore.ir.bounds import Interval, narrowed
+from tilecore.ir.arithmetic.bounds import Interval, narrowed
 from tilecore.ir.expr import Var
 from tilecore.ir.nodes import If, KernelLaunch, Seq, Stmt
 

@@ -7,10 +7,10 @@ from typing import Any
 from tilecore.errors import ShapeMismatch, TypeMismatch
 from tilecore.frontend.builder import current
 from tilecore.frontend.loops import DEFAULT_NAMES
+from tilecore.ir.arithmetic.polynomial import is_one
 from tilecore.ir.expr import Expr, ExprLike, Load, Var, as_expr, cast, const
 from tilecore.ir.indexing import element, format_shape, grow, same_extents, varying_axes
 from tilecore.ir.nodes import ATOMIC_ORDERS, Atomic, Buffer, Parallel, Region
-from tilecore.ir.polynomial import is_one
 from tilecore.ir.vector import Vector
 from tilecore.language.copy import region
 

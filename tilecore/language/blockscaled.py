@@ -4,7 +4,7 @@ The matrix units of some GPUs multiply elements and factors themselves: ``T.mma_
 has its factors in shared memory, ``T.tcgen05_gemm_blockscaled`` in tensor memory, where
 ``T.tcgen05_cp_warpx4`` places them. Everywhere else elements are multiplied by their factors, which
 bfloat16 holds exactly (4 significant bits by 4 at most), and then by each other
-(``ir/scaled_gemm.py``).
+(``ir/plain/scaled_gemm.py``).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from tilecore.errors import ScopeError, ShapeMismatch, TypeMismatch
 from tilecore.frontend.builder import current
+from tilecore.ir.arithmetic.polynomial import is_equal
 from tilecore.ir.expr import (
     Expr,
     ExprLike,
@@ -29,8 +30,7 @@ from tilecore.ir.expr import (
 from tilecore.ir.gemm_shape import check_gemm_shape
 from tilecore.ir.indexing import format_shape, varying_axes
 from tilecore.ir.nodes import Alloc, Buffer, ChunkCopy, Gemm, Parallel, Region, Store
-from tilecore.ir.polynomial import is_equal
-from tilecore.ir.scaled_gemm import CHUNK, COLUMNS, FACTORS, LANES, WORD, check_chunks
+from tilecore.ir.plain.scaled_gemm import CHUNK, COLUMNS, FACTORS, LANES, WORD, check_chunks
 from tilecore.language.barrier import arrive
 from tilecore.language.copy import copy, region
 from tilecore.language.gemm import GemmWarpPolicy

@@ -19,14 +19,14 @@ from tilecore.errors import (
 from tilecore.frontend.builder import Builder, Frame, current
 from tilecore.frontend.loops import integer
 from tilecore.frontend.trace import Ref, macro, resolve_annotations, trace_prim_func
-from tilecore.ir.early_return import without_returns
 from tilecore.ir.expr import INT32, Expr, ExprLike, Var, as_expr, const, int_value
-from tilecore.ir.grid_sync import parts_between_syncs
-from tilecore.ir.kept_tiles import Places
-from tilecore.ir.named_barriers import with_groups
 from tilecore.ir.nodes import Alloc, KernelLaunch, PrimFunc, Seq, Stmt
-from tilecore.ir.private import with_private_fragments
-from tilecore.ir.private_nests import with_private_nests
+from tilecore.ir.plain.early_return import without_returns
+from tilecore.ir.plain.grid_sync import parts_between_syncs
+from tilecore.ir.plain.kept_tiles import Places
+from tilecore.ir.plain.named_barriers import with_groups
+from tilecore.ir.plain.private import with_private_fragments
+from tilecore.ir.plain.private_nests import with_private_nests
 
 __all__ = ["Kernel", "KernelFrame", "Ref", "macro", "prim_func"]
 BLOCK_NAMES = ("bx", "by", "bz")

@@ -8,6 +8,7 @@ from typing import Any
 
 from tilecore.errors import ShapeMismatch
 from tilecore.frontend.builder import current
+from tilecore.ir.arithmetic.polynomial import is_equal
 from tilecore.ir.expr import (
     Expr,
     ExprLike,
@@ -22,7 +23,6 @@ from tilecore.ir.expr import (
 )
 from tilecore.ir.indexing import element, format_shape, varying_axes
 from tilecore.ir.nodes import For, Parallel, Region, Stmt, Store
-from tilecore.ir.polynomial import is_equal
 from tilecore.language.copy import region
 
 LEAST_CHUNK = 8  # channels side by side that are worth a loop of their own

@@ -13,11 +13,11 @@ from typing import Any
 
 from tilecore.errors import ShapeMismatch, TypeMismatch
 from tilecore.frontend.builder import current
+from tilecore.ir.arithmetic.polynomial import is_equal
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Load, Var, binary, cast, const
 from tilecore.ir.indexing import format_shape, whole
 from tilecore.ir.nodes import Alloc, Buffer, Fill, Parallel, Region, Seq, Store
-from tilecore.ir.polynomial import is_equal
 from tilecore.language.copy import region
 from tilecore.language.gemm import GemmWarpPolicy, gemm
 

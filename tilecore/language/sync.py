@@ -8,8 +8,8 @@ from typing import Any
 from tilecore.errors import ScopeError, TypeMismatch
 from tilecore.frontend.builder import current
 from tilecore.ir.expr import int_value
-from tilecore.ir.named_barriers import ALL, ANY, ARRIVES, MEETS, MOST, WARP
 from tilecore.ir.nodes import Sync
+from tilecore.ir.plain.named_barriers import ALL, ANY, ARRIVES, MEETS, MOST, WARP
 
 
 def sync_threads(barrier_id: Any = None, arrive_count: Any = None) -> None:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilecore.errors import ShapeMismatch, TypeMismatch
+from tilecore.ir.arithmetic.polynomial import is_equal
 from tilecore.ir.expr import Expr, as_expr, binary, cast, const, int_value
 from tilecore.ir.indexing import format_shape
 from tilecore.ir.nodes import Buffer, Region
-from tilecore.ir.polynomial import is_equal
 from tilecore.language.barrier import barrier_element
 from tilecore.language.copy import copy_tile
 from tilecore.language.pointer import Pointer

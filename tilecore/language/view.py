@@ -8,11 +8,11 @@ from typing import Any
 from tilecore.errors import ShapeMismatch, TypeMismatch
 from tilecore.frontend.builder import current
 from tilecore.frontend.signature import PointerSpec, tensor_spec
+from tilecore.ir.arithmetic.polynomial import is_equal, product
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Load, Pointer, Var, cast
 from tilecore.ir.indexing import format_shape, is_whole
 from tilecore.ir.nodes import Alloc, Buffer, Region
-from tilecore.ir.polynomial import is_equal, product
 from tilecore.ir.vector import VectorType
 
 COVERS = (

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from tilecore.ir.analysis import covers_whole, kept_axes
 from tilecore.ir.expr import cast
-from tilecore.ir.nests import copy_nest
 from tilecore.ir.nodes import Buffer, Copy, Gemm, KernelLaunch, PrimFunc, Stmt, Store
+from tilecore.ir.plain.nests import copy_nest
 from tilecore.ir.visitor import Rewriter, per_launch, walk
 
 ELEMENTS = ("bfloat16", "float16", "float32")  # of products

@@ -10,8 +10,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilecore.gpu_target import GpuTarget
-from tilecore.inference.gpu.matrix_units import FLOAT8, mma_shapes, operand_kind, sums_dtype
-from tilecore.inference.gpu.products import size_of
+from tilecore.inference.gpu.products.choice import size_of
+from tilecore.inference.gpu.products.matrix_units import (
+    FLOAT8,
+    mma_shapes,
+    operand_kind,
+    sums_dtype,
+)
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import const, int_value
 from tilecore.ir.nodes import (

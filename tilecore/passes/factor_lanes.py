@@ -1,7 +1,7 @@
 """Factors in shared memory, for products in tensor memory: they are copied there before each one.
 
-A product reads its factors in lanes (``ir/scaled_gemm.py``). Chunks in shared memory are copied as
-they lie; other words are put into chunks by threads first.
+A product reads its factors in lanes (``plain/scaled_gemm.py``). Chunks in shared memory are copied
+as they lie; other words are put into chunks by threads first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tilecore.ir.nodes import (
     Stmt,
     Store,
 )
-from tilecore.ir.scaled_gemm import (
+from tilecore.ir.plain.scaled_gemm import (
     CHUNK,
     COLUMNS,
     LANES,

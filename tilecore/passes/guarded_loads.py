@@ -10,9 +10,9 @@ import dataclasses
 from collections.abc import Iterator
 
 from tilecore.ir.analysis import pads
+from tilecore.ir.arithmetic.polynomial import is_equal
 from tilecore.ir.expr import Binary, Cast, Expr, Load, Select, binary, is_plus_zero, select
 from tilecore.ir.nodes import Buffer, KernelLaunch, PrimFunc, Stmt
-from tilecore.ir.polynomial import is_equal
 from tilecore.ir.substitute import Rebuilder
 from tilecore.ir.visitor import per_launch
 

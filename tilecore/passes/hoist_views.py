@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tilecore.ir.bounds import variables
+from tilecore.ir.arithmetic.bounds import variables
 from tilecore.ir.dims import dimensions
 from tilecore.ir.expr import Var
 from tilecore.ir.nodes import Alloc, Buffer, PrimFunc, Seq, Stmt

@@ -16,7 +16,7 @@ from tilecore.inference.cpu.fusion import together
 from tilecore.inference.cpu.plan import FusedNest
 from tilecore.inference.names import EXACT, roots_read
 from tilecore.ir.analysis import reads
-from tilecore.ir.bounds import Linear, linear, variables
+from tilecore.ir.arithmetic.bounds import Linear, linear, variables
 from tilecore.ir.expr import Const, Expr, Load, Var, cast, const, int_value
 from tilecore.ir.nodes import (
     Alloc,

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from tilecore.inference.uses import Context, enter
 from tilecore.ir.analysis import kept_axes
-from tilecore.ir.bounds import narrowed, step_of
+from tilecore.ir.arithmetic.bounds import narrowed, step_of
 from tilecore.ir.dims import value_ranges
 from tilecore.ir.expr import Cast, Expr, Var, binary, const, int_value
 from tilecore.ir.nodes import (

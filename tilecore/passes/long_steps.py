@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 
 from tilecore.inference.uses import Context, enter
 from tilecore.ir.analysis import covers_whole, kept_axes, pads
-from tilecore.ir.bounds import step_of
+from tilecore.ir.arithmetic.bounds import step_of
+from tilecore.ir.arithmetic.polynomial import is_equal
+from tilecore.ir.arithmetic.trips import trip_count
 from tilecore.ir.expr import Binary, Const, Expr, Var, binary, ceildiv, const, int_value
 from tilecore.ir.nodes import (
     THREADS,
@@ -23,9 +25,7 @@ from tilecore.ir.nodes import (
     Seq,
     Stmt,
 )
-from tilecore.ir.polynomial import is_equal
 from tilecore.ir.substitute import substitute_expr
-from tilecore.ir.trips import trip_count
 from tilecore.ir.versions import Ranges
 from tilecore.ir.visitor import Rewriter, buffers_of, flat, walk
 

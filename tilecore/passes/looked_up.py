@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tilecore.ir import nodes
-from tilecore.ir.collisions import Place, place_of
+from tilecore.ir.arithmetic.collisions import Place, place_of
+from tilecore.ir.arithmetic.length import is_same
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Binary, Cast, Expr, Load, binary, cast, const, int_value
-from tilecore.ir.length import is_same
 from tilecore.ir.nodes import Atomic, Buffer, Parallel, PrimFunc, Stmt, Store
 from tilecore.ir.visitor import Rewriter, buffers_of, loads, walk, walk_expr, with_body
 

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from types import MappingProxyType
 
-from tilecore.inference.gpu.turns import write_apart
-from tilecore.ir.bounds import linear
+from tilecore.inference.gpu.threads.turns import write_apart
+from tilecore.ir.arithmetic.bounds import linear
 from tilecore.ir.expr import Expr, Load, Var, binary, const, int_value
 from tilecore.ir.nodes import Buffer, For, If, Let, Parallel, PrimFunc, Seq, Stmt, Store
 from tilecore.ir.substitute import Rebuilder, substitute_expr

@@ -13,8 +13,8 @@ import dataclasses
 from collections.abc import Callable
 
 from tilecore.ir.analysis import written_buffers
+from tilecore.ir.arithmetic.length import is_same
 from tilecore.ir.expr import Call, Expr, Load, Select, Var, int_value
-from tilecore.ir.length import is_same
 from tilecore.ir.nodes import (
     Alloc,
     Buffer,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tilecore.ir.bounds import step_of
+from tilecore.ir.arithmetic.bounds import step_of
 from tilecore.ir.expr import Expr, Load, Var, const
 from tilecore.ir.nodes import Buffer, Copy, For, Parallel, PrimFunc, Region, Seq, Stmt, Store
 from tilecore.ir.substitute import substitute_expr

@@ -11,8 +11,8 @@ import dataclasses
 from tilecore.inference.uses import Context, enter
 from tilecore.ir import nodes
 from tilecore.ir.expr import Expr, Var, binary, const, int_value
-from tilecore.ir.nests import copy_nest, fill_nest
 from tilecore.ir.nodes import Copy, Fill, For, If, Parallel, PrimFunc, Seq, Stmt
+from tilecore.ir.plain.nests import copy_nest, fill_nest
 from tilecore.ir.substitute import substitute_stmt
 from tilecore.ir.visitor import children, with_body
 

@@ -6,7 +6,7 @@ One thread runs a block, and no other one is at its tiles.
 from __future__ import annotations
 
 from tilecore.ir.nodes import Atomic, PrimFunc
-from tilecore.ir.plain_updates import plain_updates
+from tilecore.ir.plain.updates import plain_updates
 from tilecore.ir.visitor import with_body
 
 

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 from tilecore.gpu_target import GpuTarget
 from tilecore.ir import nodes
-from tilecore.ir.evaluate import evaluate
 from tilecore.ir.expr import Call, Expr, Load, Var, binary, int_value
 from tilecore.ir.nodes import (
     Annotate,
@@ -32,6 +31,7 @@ from tilecore.ir.nodes import (
     read_only,
 )
 from tilecore.ir.substitute import Substitution
+from tilecore.ir.values.evaluate import evaluate
 from tilecore.ir.visitor import flat, per_launch, walk, walk_expr
 
 SWIZZLE = "swizzle"

@@ -21,9 +21,8 @@ import numpy as np
 from tilecore.gpu_target import GpuTarget
 from tilecore.ir import nodes
 from tilecore.ir.analysis import writes
-from tilecore.ir.bounds import NON_NEGATIVE, interval
+from tilecore.ir.arithmetic.bounds import NON_NEGATIVE, interval
 from tilecore.ir.dtype import DType
-from tilecore.ir.evaluate import evaluate
 from tilecore.ir.expr import Call, Expr, ExprLike, Load, Var, binary, const, int_value
 from tilecore.ir.nodes import (
     RESIDENT,
@@ -39,6 +38,7 @@ from tilecore.ir.nodes import (
     Seq,
     Stmt,
 )
+from tilecore.ir.values.evaluate import evaluate
 from tilecore.ir.visitor import flat, per_launch, walk, walk_expr
 from tilecore.passes.panels import SWIZZLE, copies_of_products
 

@@ -11,7 +11,7 @@ from functools import partial
 
 from tilecore.inference.cpu.options import CpuOptions
 from tilecore.ir.nodes import PrimFunc
-from tilecore.ir.scaled_gemm import without_factors
+from tilecore.ir.plain.scaled_gemm import without_factors
 from tilecore.passes import (
     converting_copies,
     drop_stages,

@@ -9,8 +9,8 @@ from __future__ import annotations
 from tilecore.errors import UnsupportedOnTarget
 from tilecore.ir import nodes
 from tilecore.ir.expr import const
-from tilecore.ir.nests import copy_nest, fill_nest
 from tilecore.ir.nodes import Copy, Fill, For, KernelLaunch, Parallel, PrimFunc, Stmt
+from tilecore.ir.plain.nests import copy_nest, fill_nest
 from tilecore.ir.visitor import Rewriter, per_launch, regions, walk
 
 

@@ -17,11 +17,10 @@ from typing import Any
 from tilecore.inference.cpu.fusion import PASSABLE
 from tilecore.inference.cpu.handed_on import sets_whole
 from tilecore.ir.analysis import kept_axes, read_buffers, written_buffers
-from tilecore.ir.bounds import linear, mentions
+from tilecore.ir.arithmetic.bounds import linear, mentions
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Load, Var, binary, cast, const, int_value, select
 from tilecore.ir.fold import STEPS, fold_dtype, identity, magnitude
-from tilecore.ir.nests import shifted
 from tilecore.ir.nodes import (
     Annotate,
     Buffer,
@@ -39,6 +38,7 @@ from tilecore.ir.nodes import (
     Stmt,
     Store,
 )
+from tilecore.ir.plain.nests import shifted
 from tilecore.ir.substitute import Rebuilder, substitute_stmt
 from tilecore.ir.visitor import (
     Rewriter,

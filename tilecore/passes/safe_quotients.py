@@ -7,7 +7,7 @@ is divided by 0 stays what it is, without a rest.
 
 from __future__ import annotations
 
-from tilecore.ir.bounds import interval
+from tilecore.ir.arithmetic.bounds import interval
 from tilecore.ir.expr import Binary, Expr, Load, Var, binary, const, int_value, select, unary
 from tilecore.ir.nodes import Buffer, Let, PrimFunc, Stmt
 from tilecore.ir.substitute import Rebuilder

@@ -1,6 +1,6 @@
 """Products of elements times factors: for a matrix unit that takes both, or in plain statements.
 
-A product for the unit (``inference/gpu/scaled.py`` and ``tensor_scaled.py`` say which) reads tiles
+A product for the unit (``inference/gpu/products`` says which) reads tiles
 whose bytes hold two elements along K, as the tensors that they are copied from do. These tiles and
 tensors become bytes: everything after this pass copies and places bytes and knows nothing of halves
 of them.
@@ -19,16 +19,16 @@ from tilecore.errors import UnsupportedOnTarget
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.limits import check_launch
 from tilecore.inference.gpu.options import GpuOptions
-from tilecore.inference.gpu.scaled import why_not
-from tilecore.inference.gpu.teams import find_teams
-from tilecore.inference.gpu.tensor_memory import find_tensor_memory
-from tilecore.inference.gpu.tensor_products import refusal
-from tilecore.inference.gpu.tensor_scaled import form_misfit
+from tilecore.inference.gpu.products.scaled import why_not
+from tilecore.inference.gpu.products.tensor_memory import find_tensor_memory
+from tilecore.inference.gpu.products.tensor_products import refusal
+from tilecore.inference.gpu.products.tensor_scaled import form_misfit
+from tilecore.inference.gpu.threads.teams import find_teams
 from tilecore.ir import nodes
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Binary, Const, Expr, binary, const, int_value
 from tilecore.ir.nodes import Buffer, Copy, Gemm, KernelLaunch, PrimFunc, Region, Seq, Stmt
-from tilecore.ir.scaled_gemm import has_factors, sides_of, without_factors
+from tilecore.ir.plain.scaled_gemm import has_factors, sides_of, without_factors
 from tilecore.ir.substitute import Rebuilder
 from tilecore.ir.visitor import buffers_of, children, loads, per_launch, regions, walk
 from tilecore.passes.factor_lanes import InLanes

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tilecore.inference.uses import Context, enter
-from tilecore.ir.bounds import Interval, Known, linear, narrowed
+from tilecore.ir.arithmetic.bounds import Interval, Known, linear, narrowed
 from tilecore.ir.dims import value_ranges
 from tilecore.ir.expr import (
     COMPARISONS,

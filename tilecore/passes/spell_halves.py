@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tilecore.gpu_target import GpuTarget
 from tilecore.ir.expr import PAIRED, Call, Expr
-from tilecore.ir.halves import element_of, spelled_out
 from tilecore.ir.nodes import PrimFunc
+from tilecore.ir.plain.halves import element_of, spelled_out
 from tilecore.ir.substitute import Rebuilder
 
 FIRST = {"float16": "sm_70", "bfloat16": "sm_80"}  # PTX ISA 9.0, section 9.7.4.4: fma

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 
 from tilecore.ir import nodes
 from tilecore.ir.analysis import covers_whole, kept_axes
-from tilecore.ir.bounds import step_of
+from tilecore.ir.arithmetic.bounds import step_of
+from tilecore.ir.arithmetic.polynomial import is_equal
 from tilecore.ir.expr import Expr, Load, Var, int_value
 from tilecore.ir.indexing import whole
 from tilecore.ir.nodes import Buffer, Copy, Gemm, If, KernelLaunch, Parallel, PrimFunc, Stmt, Store
-from tilecore.ir.polynomial import is_equal
 from tilecore.ir.substitute import Substitution
 from tilecore.ir.visitor import Rewriter, flat, loads, per_launch, walk, walk_expr
 

@@ -13,9 +13,8 @@ import dataclasses
 
 import numpy as np
 
-from tilecore.inference.gpu.updates import offset_of, takes_tile
+from tilecore.inference.gpu.copies.updates import offset_of, takes_tile
 from tilecore.ir import nodes
-from tilecore.ir.evaluate import evaluate
 from tilecore.ir.expr import Expr, Load, Var, binary, const, int_value
 from tilecore.ir.nodes import (
     Atomic,
@@ -27,6 +26,7 @@ from tilecore.ir.nodes import (
     Region,
     Stmt,
 )
+from tilecore.ir.values.evaluate import evaluate
 from tilecore.ir.visitor import Rewriter, per_launch, walk, walk_expr
 
 MOST_COLUMNS = 1024  # of a tile whose places are computed one by one

@@ -11,7 +11,7 @@ import dataclasses
 
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.options import GpuOptions
-from tilecore.inference.gpu.tensor_products import HALF_LANES, LANES, refusal
+from tilecore.inference.gpu.products.tensor_products import HALF_LANES, LANES, refusal
 from tilecore.ir import nodes
 from tilecore.ir.analysis import covers_whole, kept_axes, reads, writes
 from tilecore.ir.expr import Const, Expr, binary, const, int_value, is_zero

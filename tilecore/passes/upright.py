@@ -16,10 +16,9 @@ from tilecore.inference.cpu.plan import TileSource
 from tilecore.inference.cpu.sources import of_launch
 from tilecore.inference.uses import Use
 from tilecore.ir.analysis import covers_whole, kept_axes
-from tilecore.ir.bounds import narrowed
+from tilecore.ir.arithmetic.bounds import narrowed
 from tilecore.ir.dims import value_ranges
 from tilecore.ir.expr import Load, Var
-from tilecore.ir.nests import shifted
 from tilecore.ir.nodes import (
     Alloc,
     Buffer,
@@ -34,6 +33,7 @@ from tilecore.ir.nodes import (
     Stmt,
     Store,
 )
+from tilecore.ir.plain.nests import shifted
 from tilecore.ir.versions import Ranges
 from tilecore.ir.visitor import Rewriter, buffers_of, children, walk, with_body
 from tilecore.passes.few_rows import FEW

@@ -18,7 +18,8 @@ from dataclasses import replace
 
 from tilecore.inference.cpu.plan import TileSource
 from tilecore.ir.analysis import reads, writes
-from tilecore.ir.bounds import Linear, linear, variables
+from tilecore.ir.arithmetic.bounds import Linear, linear, variables
+from tilecore.ir.arithmetic.polynomial import is_equal
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import (
     Binary,
@@ -56,7 +57,6 @@ from tilecore.ir.nodes import (
     Store,
     Sync,
 )
-from tilecore.ir.polynomial import is_equal
 from tilecore.ir.visitor import children, expr_children, expressions, loads, regions, walk
 from tilecore.passes.live_rows import axis_extent, pairs_of, spans
 from tilecore.passes.resize import Axis, Regions, Resizer, TileOp

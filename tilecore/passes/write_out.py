@@ -14,11 +14,11 @@ from dataclasses import replace
 
 from tilecore.inference.gpu.plan import CHUNK_BYTES
 from tilecore.ir import nodes
-from tilecore.ir.bounds import step_of
+from tilecore.ir.arithmetic.bounds import step_of
+from tilecore.ir.arithmetic.trips import trip_count
 from tilecore.ir.expr import Expr, Load, Var, const, int_value
 from tilecore.ir.nodes import Buffer, For, Parallel, PrimFunc, Seq, Stmt
 from tilecore.ir.substitute import Substitution
-from tilecore.ir.trips import trip_count
 from tilecore.ir.visitor import Rewriter, expressions, has_jump, regions, walk, walk_expr, with_body
 
 MOST_TURNS, MOST_STATEMENTS = 8, 128

@@ -16,10 +16,10 @@ from tilecore.gpu_compiler import lower_gpu
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.plan import GpuPlan
 from tilecore.ir.dims import dimensions as symbols
-from tilecore.ir.evaluate import evaluate
 from tilecore.ir.expr import Expr, Pointer, Var
 from tilecore.ir.nodes import PrimFunc
 from tilecore.ir.printer import Namer
+from tilecore.ir.values.evaluate import evaluate
 from tilecore.lowering.cuda.program import LoweredProgram
 from tilecore.pass_config import CHECK_ORDER
 from tilecore.runtime.dims import bind

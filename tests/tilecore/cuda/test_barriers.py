@@ -7,7 +7,7 @@ import tilecore.language as T
 from tests.tilecore.cuda.emulated import lowered, run_emulated
 from tilecore.codegen.order_proof import ENOUGH, order_programs
 from tilecore.emulator import ALL_SCHEDULES
-from tilecore.inference.gpu.turns import write_apart
+from tilecore.inference.gpu.threads.turns import write_apart
 from tilecore.ir import nodes
 from tilecore.ir.visitor import walk
 from tilecore.ordering import unneeded

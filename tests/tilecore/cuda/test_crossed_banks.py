@@ -6,7 +6,7 @@ import pytest
 import tilecore.language as T
 from tests.tilecore.cuda.emulated import lowered, run_emulated
 from tilecore.emulator import ALL_SCHEDULES, LATE, Schedule
-from tilecore.inference.gpu.banks import bank_uses
+from tilecore.inference.gpu.accesses.banks import bank_uses
 
 TARGETS = ("sm_75", "sm_80", "h100", "gfx942")
 

@@ -8,7 +8,7 @@ import pytest
 
 import tilecore.language as T
 from tests.tilecore.cuda.emulated import run_emulated
-from tilecore.ir.bounds import Linear, linear
+from tilecore.ir.arithmetic.bounds import Linear, linear
 from tilecore.ir.expr import Var, binary
 
 K, STEP = 256, 64

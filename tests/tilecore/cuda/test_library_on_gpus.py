@@ -15,7 +15,7 @@ from tilecore import kernels
 from tilecore.codegen.cubin import read_features
 from tilecore.codegen.nvrtc import compile_cuda, load_nvrtc
 from tilecore.emulator import ALL_SCHEDULES, LATE
-from tilecore.inference.gpu.banks import bank_uses, explain_conflicts
+from tilecore.inference.gpu.accesses.banks import bank_uses, explain_conflicts
 from tilecore.ir.analysis import output_positions
 from tilecore.ir.nodes import For, KernelLaunch, Reduce
 from tilecore.ir.visitor import walk

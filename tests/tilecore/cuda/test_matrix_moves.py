@@ -12,7 +12,7 @@ from tests.tilecore.cuda.tile_programs import gemm
 from tilecore.codegen.cubin import read_features
 from tilecore.codegen.nvrtc import compile_cuda
 from tilecore.emulator import ALL_SCHEDULES
-from tilecore.inference.gpu.banks import bank_uses
+from tilecore.inference.gpu.accesses.banks import bank_uses
 
 pytestmark = pytest.mark.few(1)  # a case takes long
 

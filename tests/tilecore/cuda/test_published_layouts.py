@@ -12,8 +12,8 @@ from tests.tilecore.cuda.text_kernels import run
 from tilecore.emulator import TensorMap
 from tilecore.errors import EmulationError
 from tilecore.inference.gpu.plan import SharedLayout
-from tilecore.inference.gpu.products import accumulators
-from tilecore.inference.gpu.tensor_products import spread_rows
+from tilecore.inference.gpu.products.choice import accumulators
+from tilecore.inference.gpu.products.tensor_products import spread_rows
 from tilecore.lowering.cuda import instructions as I
 from tilecore.lowering.cuda.memory import shared_offset
 

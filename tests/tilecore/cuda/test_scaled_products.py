@@ -12,7 +12,7 @@ from tilecore.codegen.nvrtc import compile_cuda
 from tilecore.codegen.order_proof import ENOUGH, order_programs
 from tilecore.emulator import ALL_SCHEDULES, LATE
 from tilecore.gpu_compiler import passes_for
-from tilecore.inference.gpu.banks import bank_uses
+from tilecore.inference.gpu.accesses.banks import bank_uses
 from tilecore.inference.gpu.options import GpuOptions
 from tilecore.interpreter import run
 from tilecore.ir.nodes import Gemm

@@ -7,7 +7,7 @@ import pytest
 import tilecore.language as T
 from tests.tilecore.cuda.emulated import lowered, run_emulated
 from tilecore.emulator import ALL_SCHEDULES, LATE, Schedule
-from tilecore.inference.gpu.banks import bank_uses
+from tilecore.inference.gpu.accesses.banks import bank_uses
 
 TARGETS = ("sm_70", "sm_80", "h100", "b200", "gfx942")
 FORMS = ("first", "second", "scaled", "upright", "a loop before", "annotated", "kept")

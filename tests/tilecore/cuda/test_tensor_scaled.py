@@ -28,10 +28,10 @@ from tilecore.emulator import ALL_SCHEDULES, EARLY, LATE, emulate
 from tilecore.errors import EmulationError
 from tilecore.gpu_compiler import passes_for
 from tilecore.inference.gpu.options import GpuOptions
-from tilecore.inference.gpu.tensor_products import only_product
+from tilecore.inference.gpu.products.tensor_products import only_product
 from tilecore.interpreter import run
 from tilecore.ir.nodes import NOTE, Annotate
-from tilecore.ir.scaled_gemm import has_factors
+from tilecore.ir.plain.scaled_gemm import has_factors
 from tilecore.ir.visitor import walk
 from tilecore.ordering import check as check_order
 from tilecore.ordering import without

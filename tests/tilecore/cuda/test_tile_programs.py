@@ -23,9 +23,9 @@ from tilecore.codegen.nvrtc import compile_cuda
 from tilecore.emulator import ALL_SCHEDULES, LATE
 from tilecore.errors import EmulationError, InvalidConfig, UnsupportedOnTarget
 from tilecore.gpu_compiler import plan_gpu
-from tilecore.inference.gpu.banks import bank_uses, conflict_ways, offsets
+from tilecore.inference.gpu.accesses.banks import bank_uses, conflict_ways, offsets
 from tilecore.inference.gpu.plan import SharedLayout
-from tilecore.inference.gpu.registers import SPILLED
+from tilecore.inference.gpu.products.registers import SPILLED
 from tilecore.ir.analysis import output_positions
 from tilecore.ir.substitute import Rebuilder
 from tilecore.jit_compile import SpilledRegisters

@@ -6,7 +6,7 @@ import pytest
 import tilecore.language as T
 from tests.tilecore.cuda.emulated import lowered, run_emulated
 from tilecore.emulator import ALL_SCHEDULES
-from tilecore.inference.gpu.banks import bank_uses
+from tilecore.inference.gpu.accesses.banks import bank_uses
 from tilecore.ir.nodes import Gemm
 
 M, N, K, STEP = 64, 64, 128, 32

@@ -23,7 +23,7 @@ from tilecore.codegen.amdgcn.values import Value
 from tilecore.compiler import compile
 from tilecore.emulator import LATE, build
 from tilecore.errors import UnsupportedOnTarget
-from tilecore.inference.gpu.mfma import mfma_step
+from tilecore.inference.gpu.products.mfma import mfma_step
 from tilecore.ir.dtype import DType
 from tilecore.lowering.cuda.instructions import wave
 from tilecore.target import parse_target
@@ -54,7 +54,7 @@ SUMS = {"int8": "int32", "float64": "float64"}  # of other types: float32
 OPCODES = [
     ("gfx942", "float8_e4m3fnuz", "float8_e4m3fnuz", "v_mfma_f32_16x16x32_fp8_fp8"),
     ("gfx942", "float8_e5m2fnuz", "float8_e5m2fnuz", "v_mfma_f32_16x16x32_bf8_bf8"),
-    # The instruction's first operand is our B, its second our A (inference/gpu/mfma.py).
+    # The instruction's first operand is our B, its second our A (inference/gpu/products/mfma.py).
     ("gfx942", "float8_e4m3fnuz", "float8_e5m2fnuz", "v_mfma_f32_16x16x32_bf8_fp8"),
     ("gfx942", "float8_e5m2fnuz", "float8_e4m3fnuz", "v_mfma_f32_16x16x32_fp8_bf8"),
     ("gfx942", "float8_e4m3fn", "float8_e4m3fn", "v_mfma_f32_16x16x16_bf16"),

@@ -13,10 +13,10 @@ from dataclasses import replace
 from tilecore.inference.cpu.fusion import alone
 from tilecore.inference.cpu.plan import Ahead, FusedNest, TilePlan, TileSource
 from tilecore.inference.uses import WRITES, Use
-from tilecore.ir.bounds import linear
+from tilecore.ir.arithmetic.bounds import linear
 from tilecore.ir.expr import Expr, Var, int_value
-from tilecore.ir.nests import shifted
 from tilecore.ir.nodes import Buffer, KernelLaunch, Reduce, Stmt
+from tilecore.ir.plain.nests import shifted
 from tilecore.ir.visitor import loads
 
 NEAR_BYTES, MOST_BYTES = 8 << 10, 128 << 10  # of the next block's rows: to L1, to L2 at all

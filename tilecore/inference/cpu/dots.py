@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tilecore.inference.cpu.regions import gemm_extents, is_contiguous
 from tilecore.inference.uses import Use
 from tilecore.ir.analysis import covers_whole, kept_axes
-from tilecore.ir.bounds import linear
+from tilecore.ir.arithmetic.bounds import linear
 from tilecore.ir.expr import Expr, int_value
 from tilecore.ir.gemm_shape import accumulator_dtype
 from tilecore.ir.nodes import Buffer, Copy, Gemm, Let, Region, Seq, Store

@@ -18,7 +18,7 @@ from tilecore.inference.cpu.plan import DOTS, SUMS, TileSource
 from tilecore.inference.cpu.regions import gemm_extents, is_contiguous
 from tilecore.inference.uses import Use
 from tilecore.ir.analysis import covers_whole
-from tilecore.ir.bounds import variables
+from tilecore.ir.arithmetic.bounds import variables
 from tilecore.ir.gemm_shape import accumulator_dtype
 from tilecore.ir.nodes import Buffer, Gemm, KernelLaunch, Store
 from tilecore.ir.visitor import has_loads

@@ -17,9 +17,8 @@ from tilecore.inference.cpu.plan import FusedNest
 from tilecore.inference.cpu.storage import Storage
 from tilecore.inference.names import without_names
 from tilecore.ir.analysis import kept_axes, read_buffers, written_buffers
-from tilecore.ir.bounds import linear, variables
+from tilecore.ir.arithmetic.bounds import linear, variables
 from tilecore.ir.expr import Expr, Load, Var, int_value
-from tilecore.ir.nests import copy_nest, fill_nest, shifted
 from tilecore.ir.nodes import (
     Alloc,
     Annotate,
@@ -36,6 +35,7 @@ from tilecore.ir.nodes import (
     Stmt,
     Store,
 )
+from tilecore.ir.plain.nests import copy_nest, fill_nest, shifted
 from tilecore.ir.substitute import substitute_stmt
 from tilecore.ir.visitor import expressions, flat, loads, walk, walk_expr
 

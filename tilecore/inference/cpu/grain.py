@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 
+from tilecore.ir.arithmetic.trips import trip_count
 from tilecore.ir.expr import Call, Expr, Load, int_value
 from tilecore.ir.nodes import (
     Alloc,
@@ -30,7 +31,6 @@ from tilecore.ir.nodes import (
     Stmt,
     Store,
 )
-from tilecore.ir.trips import trip_count
 from tilecore.ir.visitor import expressions, walk_expr
 
 SHARE_NS = 5000.0  # of work that a thread is started for

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tilecore.inference.cpu.plan import FusedNest
 from tilecore.ir.analysis import covers_whole, overwrites, reads
-from tilecore.ir.bounds import linear
+from tilecore.ir.arithmetic.bounds import linear
 from tilecore.ir.expr import Const, Expr, Var, int_value
 from tilecore.ir.nodes import (
     Alloc,

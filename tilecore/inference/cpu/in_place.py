@@ -12,7 +12,7 @@ from tilecore.inference.cpu.plan import TileSource
 from tilecore.inference.cpu.regions import is_contiguous
 from tilecore.inference.uses import Use
 from tilecore.ir.analysis import kept_axes
-from tilecore.ir.bounds import linear
+from tilecore.ir.arithmetic.bounds import linear
 from tilecore.ir.expr import Expr, Var
 from tilecore.ir.nodes import Buffer, Copy, Let, Reduce, Store
 from tilecore.ir.visitor import loads, walk

@@ -40,7 +40,7 @@ from tilecore.inference.cpu.storage import UNPACKED, Storage, panels, rows, tile
 from tilecore.inference.cpu.streams import streamed_tensors
 from tilecore.inference.uses import WRITES, Context, Use, grouped, limit_of, uses
 from tilecore.ir.analysis import covers_whole, kept_axes, pads
-from tilecore.ir.bounds import Known, begins_inside, variables
+from tilecore.ir.arithmetic.bounds import Known, begins_inside, variables
 from tilecore.ir.dims import value_ranges
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Const, Expr, Var, int_value

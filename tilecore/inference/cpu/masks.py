@@ -18,10 +18,10 @@ from tilecore.inference.cpu.plan import Mask
 from tilecore.inference.cpu.regions import gemm_extents
 from tilecore.inference.uses import Context
 from tilecore.ir.analysis import covers_whole, written_buffers
-from tilecore.ir.bounds import Linear, interval, linear, variables
+from tilecore.ir.arithmetic.bounds import Linear, interval, linear, variables
 from tilecore.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var, int_value
-from tilecore.ir.nests import copy_nest
 from tilecore.ir.nodes import Buffer, Copy, Gemm, If, Let, Parallel, Seq, Stmt, Store
+from tilecore.ir.plain.nests import copy_nest
 from tilecore.ir.visitor import buffers_of, flat, has_jump, has_loads, walk, walk_expr
 
 OPPOSITES = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tilecore.inference.cpu.regions import is_contiguous
 from tilecore.inference.uses import Context, Use, starts_inside
 from tilecore.ir.analysis import covers_whole, kept_axes
-from tilecore.ir.bounds import variables
+from tilecore.ir.arithmetic.bounds import variables
 from tilecore.ir.expr import Binary, Const, Expr, binary, const, int_value
 from tilecore.ir.nodes import Buffer, Copy, Gemm, KernelLaunch, Parallel, Region, Stmt, Store
 from tilecore.ir.visitor import loads, walk

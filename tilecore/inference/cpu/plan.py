@@ -11,7 +11,7 @@ from tilecore.inference.cpu.dots import Dot
 from tilecore.inference.cpu.outputs import Output
 from tilecore.inference.cpu.storage import Storage
 from tilecore.inference.uses import Context
-from tilecore.ir.bounds import Linear
+from tilecore.ir.arithmetic.bounds import Linear
 from tilecore.ir.expr import Expr, Var
 from tilecore.ir.nodes import Buffer, Copy, Gemm, KernelLaunch, Parallel, Reduce, Stmt, Store
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tilecore.ir.analysis import kept_axes
-from tilecore.ir.bounds import Linear, linear
+from tilecore.ir.arithmetic.bounds import Linear, linear
 from tilecore.ir.expr import Expr, binary, int_value
 from tilecore.ir.nodes import Region
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tilecore.errors import UnsupportedOnTarget
-from tilecore.ir.bounds import step_of
+from tilecore.ir.arithmetic.bounds import step_of
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Var, binary, cast, const
 from tilecore.ir.nodes import Buffer

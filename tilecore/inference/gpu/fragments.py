@@ -13,10 +13,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tilecore.errors import UnsupportedOnTarget
+from tilecore.inference.gpu.accesses.matrix_moves import matrix_move
+from tilecore.inference.gpu.accesses.neighbours import course_in_memory
+from tilecore.inference.gpu.accesses.widths import (
+    lanes_of,
+    most_neighbours,
+    wide_accesses,
+    widest,
+    width,
+)
 from tilecore.inference.gpu.distribution import Digit, Distribution, by_slot, coarser, spread
 from tilecore.inference.gpu.loops import Access, Points, axes_of
-from tilecore.inference.gpu.matrix_moves import matrix_move
-from tilecore.inference.gpu.neighbours import course_in_memory
 from tilecore.inference.gpu.owners import (
     MEMORY,
     Left,
@@ -27,13 +34,6 @@ from tilecore.inference.gpu.owners import (
 )
 from tilecore.inference.gpu.places import slots_of
 from tilecore.inference.gpu.plan import GemmPlan, NestPlan
-from tilecore.inference.gpu.widths import (
-    lanes_of,
-    most_neighbours,
-    wide_accesses,
-    widest,
-    width,
-)
 from tilecore.ir.nodes import Buffer, Reduce, Scan, Stmt
 from tilecore.ir.visitor import distinct
 

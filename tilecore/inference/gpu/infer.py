@@ -10,9 +10,10 @@ from tilecore.amd_target import AmdTarget
 from tilecore.errors import UnsupportedOnTarget
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference import layouts
-from tilecore.inference.gpu.banks import crossed
-from tilecore.inference.gpu.barriers import Barriers
-from tilecore.inference.gpu.boxes import running_stores
+from tilecore.inference.gpu.accesses.banks import crossed
+from tilecore.inference.gpu.accesses.vectors import wide_loops
+from tilecore.inference.gpu.copies.boxes import running_stores
+from tilecore.inference.gpu.copies.pipelining import find_pipelines, unawaited_copies
 from tilecore.inference.gpu.distribution import Distribution
 from tilecore.inference.gpu.fragments import Fragments, distribute
 from tilecore.inference.gpu.limits import check_launch, check_source_launch, check_tiles
@@ -23,13 +24,8 @@ from tilecore.inference.gpu.loops import (
     points_of,
 )
 from tilecore.inference.gpu.memory import Memory, Needs
-from tilecore.inference.gpu.mfma import plan_mfma
 from tilecore.inference.gpu.options import GpuOptions
-from tilecore.inference.gpu.overlap import with_overlaps
-from tilecore.inference.gpu.own_rows import own_rows
 from tilecore.inference.gpu.owners import annotated
-from tilecore.inference.gpu.pairs import check_pairs, counted_words
-from tilecore.inference.gpu.pipelining import find_pipelines, unawaited_copies
 from tilecore.inference.gpu.plan import (
     GemmPlan,
     GpuLaunchPlan,
@@ -37,22 +33,26 @@ from tilecore.inference.gpu.plan import (
     NestPlan,
     Pipeline,
 )
-from tilecore.inference.gpu.products import plan_gemm
-from tilecore.inference.gpu.quads import plan_quads
-from tilecore.inference.gpu.registers import excesses
-from tilecore.inference.gpu.scaled import plan_scaled
-from tilecore.inference.gpu.scratch import folds_across_warps
-from tilecore.inference.gpu.shared import keeps_rows, sharing_memory
-from tilecore.inference.gpu.teams import Team, Teams, find_teams, registers_to_trade
-from tilecore.inference.gpu.tensor_memory import TensorMemory, find_tensor_memory
-from tilecore.inference.gpu.tensor_products import (
+from tilecore.inference.gpu.products.choice import plan_gemm
+from tilecore.inference.gpu.products.mfma import plan_mfma
+from tilecore.inference.gpu.products.overlap import with_overlaps
+from tilecore.inference.gpu.products.own_rows import own_rows
+from tilecore.inference.gpu.products.pairs import check_pairs, counted_words
+from tilecore.inference.gpu.products.quads import plan_quads
+from tilecore.inference.gpu.products.registers import excesses
+from tilecore.inference.gpu.products.scaled import plan_scaled
+from tilecore.inference.gpu.products.tensor_memory import TensorMemory, find_tensor_memory
+from tilecore.inference.gpu.products.tensor_products import (
     only_product,
     plan_tensor_product,
     with_reason,
     with_waits,
 )
-from tilecore.inference.gpu.torn import torn_branches
-from tilecore.inference.gpu.vectors import wide_loops
+from tilecore.inference.gpu.scratch import folds_across_warps
+from tilecore.inference.gpu.shared import keeps_rows, sharing_memory
+from tilecore.inference.gpu.threads.barriers import Barriers
+from tilecore.inference.gpu.threads.teams import Team, Teams, find_teams, registers_to_trade
+from tilecore.inference.gpu.threads.torn import torn_branches
 from tilecore.inference.uses import Context, enter
 from tilecore.ir import nodes
 from tilecore.ir.analysis import covers_whole

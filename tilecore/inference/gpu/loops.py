@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from tilecore.inference.uses import Context, enter
 from tilecore.ir import nodes
 from tilecore.ir.analysis import kept_axes, written_buffers
-from tilecore.ir.bounds import linear, step_of
+from tilecore.ir.arithmetic.bounds import linear, step_of
+from tilecore.ir.arithmetic.length import LONGEST, length
 from tilecore.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Unary, Var, int_value
-from tilecore.ir.length import LONGEST, length
-from tilecore.ir.nests import copy_nest, fill_nest, shifted
 from tilecore.ir.nodes import Buffer, Copy, Fill, Parallel, Reduce, Scan, Stmt
+from tilecore.ir.plain.nests import copy_nest, fill_nest, shifted
 from tilecore.ir.substitute import substitute_expr
 from tilecore.ir.visitor import children, distinct, expressions, loads, walk, walk_expr
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 
 from tilecore.errors import InvalidConfig
 from tilecore.gpu_target import GpuTarget
-from tilecore.inference.gpu.boxes import loads_of, multicasts_of, stores_of, with_boxes
-from tilecore.inference.gpu.pipelining import (
+from tilecore.inference.gpu.copies.boxes import loads_of, multicasts_of, stores_of, with_boxes
+from tilecore.inference.gpu.copies.pipelining import (
     with_one_tile,
     without_gathers,
     without_single_tiles,
 )
+from tilecore.inference.gpu.copies.updates import updates_of
 from tilecore.inference.gpu.plan import (
     CHUNK_BYTES,
     Box,
@@ -24,8 +25,7 @@ from tilecore.inference.gpu.plan import (
 )
 from tilecore.inference.gpu.scratch import BARRIER_BYTES, barrier_bytes, told
 from tilecore.inference.gpu.shared import assign_places, lay_out
-from tilecore.inference.gpu.teams import Team, Teams, side_by_side
-from tilecore.inference.gpu.updates import updates_of
+from tilecore.inference.gpu.threads.teams import Team, Teams, side_by_side
 from tilecore.ir.nodes import Buffer, ClusterCopy, KernelLaunch, Stmt
 
 FACTORS = (2, 4, 8)  # by which tiles that do not fit might be smaller

@@ -13,7 +13,7 @@ import numpy as np
 from tilecore.inference.gpu.distribution import Distribution, from_owners
 from tilecore.inference.gpu.loops import Points
 from tilecore.inference.gpu.places import points as points_of_threads
-from tilecore.ir.collisions import Place, place_of, updated_places
+from tilecore.ir.arithmetic.collisions import Place, place_of, updated_places
 from tilecore.ir.expr import const
 from tilecore.ir.fragment import Fragment
 from tilecore.ir.nodes import Annotate, Buffer, KernelLaunch, Parallel

@@ -10,9 +10,9 @@ import numpy as np
 
 from tilecore.errors import ScopeError
 from tilecore.inference.gpu.distribution import Digit, Distribution, Table
-from tilecore.ir.bounds import Linear, linear
-from tilecore.ir.evaluate import Evaluator
+from tilecore.ir.arithmetic.bounds import Linear, linear
 from tilecore.ir.expr import Expr, Load, Var
+from tilecore.ir.values.evaluate import Evaluator
 from tilecore.ir.visitor import walk_expr
 
 

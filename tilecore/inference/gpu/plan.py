@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from tilecore.inference.gpu.distribution import Distribution
 from tilecore.inference.gpu.loops import Points
-from tilecore.inference.gpu.teams import Team, Teams
+from tilecore.inference.gpu.threads.teams import Team, Teams
 from tilecore.ir.expr import Binary, Expr, Load
 from tilecore.ir.nodes import (
     Buffer,

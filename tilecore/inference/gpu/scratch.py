@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from tilecore.inference.gpu.distribution import Digit, by_thread
 from tilecore.inference.gpu.plan import NestPlan, Pipeline
-from tilecore.inference.gpu.teams import Team, Teams
+from tilecore.inference.gpu.threads.teams import Team, Teams
 from tilecore.ir import nodes
 from tilecore.ir.fold import fold_dtype
 from tilecore.ir.nodes import KernelLaunch, Reduce

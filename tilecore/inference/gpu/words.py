@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tilecore.inference.gpu.matrix_units import TF32_CUT, TF32_ROUNDED
 from tilecore.inference.gpu.plan import GemmPlan, GpuLaunchPlan
+from tilecore.inference.gpu.products.matrix_units import TF32_CUT, TF32_ROUNDED
 from tilecore.ir.nodes import ChunkCopy, ClusterCopy, Copy
 from tilecore.ir.visitor import walk
 

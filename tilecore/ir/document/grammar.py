@@ -10,7 +10,7 @@ from typing import Any
 from tilecore.ir import nodes
 from tilecore.ir.fold import REDUCE_OPS, REDUCER_OPS, SCAN_OPS
 from tilecore.ir.nodes import Stmt
-from tilecore.ir.scaled_gemm import FACTORS
+from tilecore.ir.plain.scaled_gemm import FACTORS
 
 SCHEMA = 1
 MOST_NODES = 100_000

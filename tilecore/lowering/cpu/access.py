@@ -9,10 +9,10 @@ from typing import Any
 from tvm import tirx as tir
 
 from tilecore.inference.cpu.storage import Storage, TensorStorage
-from tilecore.ir.bounds import Interval, Known, begins_anew, step_of, variables
+from tilecore.ir.arithmetic.bounds import Interval, Known, begins_anew, step_of, variables
+from tilecore.ir.arithmetic.lane_offsets import Offsets, lane_offsets
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Load, Var, binary, cast, const, holds
-from tilecore.ir.lane_offsets import Offsets, lane_offsets
 from tilecore.ir.nodes import Buffer
 from tilecore.lowering.cpu import gather, tables
 from tilecore.lowering.cpu.functions.wrapping import PLAIN, wrapped

@@ -13,7 +13,7 @@ from tvm import tirx as tir
 
 from tilecore.inference.cpu.storage import CACHE_LINE_BYTES, Storage
 from tilecore.ir.analysis import covers_whole, kept_axes
-from tilecore.ir.bounds import begins_inside
+from tilecore.ir.arithmetic.bounds import begins_inside
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import int_value
 from tilecore.ir.nodes import Copy, Region

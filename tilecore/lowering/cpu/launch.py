@@ -12,9 +12,9 @@ from tvm import tirx as tir
 from tilecore.inference.cpu.grain import blocks_of_a_share, tiles_of_a_share
 from tilecore.inference.cpu.plan import DOTS, PANELS, SUMS, LaunchPlan, TilePlan
 from tilecore.ir.analysis import kept_axes, pads
-from tilecore.ir.bounds import NON_NEGATIVE, ends
+from tilecore.ir.arithmetic.bounds import NON_NEGATIVE, ends
+from tilecore.ir.arithmetic.trips import trip_count
 from tilecore.ir.expr import Expr, Var, cast, int_value
-from tilecore.ir.nests import copy_nest, fill_nest
 from tilecore.ir.nodes import (
     Alloc,
     Annotate,
@@ -38,8 +38,8 @@ from tilecore.ir.nodes import (
     Store,
     While,
 )
-from tilecore.ir.plain_updates import plain_updates
-from tilecore.ir.trips import trip_count
+from tilecore.ir.plain.nests import copy_nest, fill_nest
+from tilecore.ir.plain.updates import plain_updates
 from tilecore.ir.visitor import has_jump, walk
 from tilecore.lowering.cpu import stream
 from tilecore.lowering.cpu.access import Accessor

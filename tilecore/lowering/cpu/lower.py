@@ -10,7 +10,7 @@ from tvm import tirx as tir
 
 from tilecore.errors import UnsupportedOnTarget
 from tilecore.inference.cpu.plan import CpuPlan
-from tilecore.ir.bounds import narrowed
+from tilecore.ir.arithmetic.bounds import narrowed
 from tilecore.ir.expr import Binary, Call, Expr
 from tilecore.ir.nodes import (
     Alloc,

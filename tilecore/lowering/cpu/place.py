@@ -9,9 +9,9 @@ from typing import Any
 from tvm import tirx as tir
 
 from tilecore.inference.cpu.storage import Storage, TensorStorage
+from tilecore.ir.arithmetic.lane_offsets import Offsets
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, binary
-from tilecore.ir.lane_offsets import Offsets
 from tilecore.lowering.cpu import stream
 from tilecore.lowering.cpu.functions import bfloat16
 from tilecore.lowering.cpu.packed import load_codes, store_codes

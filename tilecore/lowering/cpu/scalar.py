@@ -17,7 +17,7 @@ import tvm
 from tvm import tirx as tir
 
 from tilecore.errors import UnsupportedOnTarget
-from tilecore.ir.conversion import nearest
+from tilecore.ir.arithmetic.lane_offsets import lane_values
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import (
     NUM_THREADS,
@@ -34,7 +34,7 @@ from tilecore.ir.expr import (
     cast,
     int_value,
 )
-from tilecore.ir.lane_offsets import lane_values
+from tilecore.ir.values.conversion import nearest
 from tilecore.lowering import rounding
 from tilecore.lowering.cpu.functions import float8, quotients, vector_math
 from tilecore.lowering.cpu.functions.division import divide

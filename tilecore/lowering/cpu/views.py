@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import tirx as tir
 
-from tilecore.ir.length import is_kept
+from tilecore.ir.arithmetic.length import is_kept
 from tilecore.ir.nodes import Buffer, Let
 from tilecore.lowering.cpu.access import Accessor
 from tilecore.lowering.cpu.params import (

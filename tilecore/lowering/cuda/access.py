@@ -12,7 +12,7 @@ from tvm import tirx as tir
 from tilecore.errors import UnsupportedOnTarget
 from tilecore.inference.gpu.loops import Access
 from tilecore.inference.gpu.places import Slots
-from tilecore.ir.bounds import Interval, Known
+from tilecore.ir.arithmetic.bounds import Interval, Known
 from tilecore.ir.expr import Expr, Load, Var, binary, cast, const, int_value
 from tilecore.ir.nodes import Buffer
 from tilecore.lowering.cuda.builder import CudaBuilder

@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from tilecore.ir.arithmetic.trips import trip_count
 from tilecore.ir.expr import cast, int_value
 from tilecore.ir.nodes import For, Gemm, Store
-from tilecore.ir.trips import trip_count
 from tilecore.ir.visitor import distinct, loads, regions, walk
-from tilecore.lowering.cuda.nests import NestLowering
+from tilecore.lowering.cuda.nests.nest import NestLowering
 from tilecore.lowering.tir import add, maximum, mul
 
 if TYPE_CHECKING:

@@ -13,48 +13,49 @@ from tilecore.errors import UnsupportedOnTarget
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.loops import is_barrier_setup
 from tilecore.inference.gpu.plan import GpuLaunchPlan, NestPlan
-from tilecore.inference.gpu.registers import PRODUCER_THREADS, fill_multiprocessor, traded
+from tilecore.inference.gpu.products.registers import PRODUCER_THREADS, fill_multiprocessor, traded
 from tilecore.inference.gpu.scratch import BARRIER_BYTES
 from tilecore.ir import nodes
-from tilecore.ir.alike import alike_stores
 from tilecore.ir.analysis import pads, waits_for_launches
-from tilecore.ir.bounds import NON_NEGATIVE
+from tilecore.ir.arithmetic.alike import alike_stores
+from tilecore.ir.arithmetic.bounds import NON_NEGATIVE
+from tilecore.ir.arithmetic.length import is_kept
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Var, cast, const, int_value
 from tilecore.ir.fold import reducer_update
-from tilecore.ir.length import is_kept
 from tilecore.ir.nodes import Buffer, For, Stmt
 from tilecore.ir.visitor import loads
 from tilecore.lowering.cuda.access import Accessor
-from tilecore.lowering.cuda.boxes import (
+from tilecore.lowering.cuda.builder import INT32_MAX, CudaBuilder
+from tilecore.lowering.cuda.copies.boxes import (
     TensorMap,
     fill_own_rows,
     load_boxes,
     store_box,
     update_boxes,
 )
-from tilecore.lowering.cuda.builder import INT32_MAX, CudaBuilder
-from tilecore.lowering.cuda.clusters import Clusters
-from tilecore.lowering.cuda.folds import FoldLowering
+from tilecore.lowering.cuda.copies.clusters import Clusters
+from tilecore.lowering.cuda.copies.pipelines import AsyncPipeline, BoxPipelines
+from tilecore.lowering.cuda.copies.prefetch import RegisterPipeline
 from tilecore.lowering.cuda.instruction_set import instruction_set
 from tilecore.lowering.cuda.loops import Loops
-from tilecore.lowering.cuda.matrix_moves import MatrixMoveLowering
 from tilecore.lowering.cuda.meetings import Meetings
 from tilecore.lowering.cuda.memory import FragmentPlace, SharedPlace, TensorPlace
-from tilecore.lowering.cuda.mfma import MfmaLowering
-from tilecore.lowering.cuda.narrow_pairs import PairNarrowing, narrows_in_pairs
-from tilecore.lowering.cuda.nests import AsyncCopyLowering, NestLowering
+from tilecore.lowering.cuda.nests.folds import FoldLowering
+from tilecore.lowering.cuda.nests.matrix_moves import MatrixMoveLowering
+from tilecore.lowering.cuda.nests.narrow_pairs import PairNarrowing, narrows_in_pairs
+from tilecore.lowering.cuda.nests.nest import AsyncCopyLowering, NestLowering
 from tilecore.lowering.cuda.output import emit_assert, emit_print
-from tilecore.lowering.cuda.pipelines import AsyncPipeline, BoxPipelines
-from tilecore.lowering.cuda.prefetch import RegisterPipeline
-from tilecore.lowering.cuda.products import FmaLowering, MmaLowering, ProductLowering
-from tilecore.lowering.cuda.quads import QuadLowering
+from tilecore.lowering.cuda.products.mfma import MfmaLowering
+from tilecore.lowering.cuda.products.mma import FmaLowering, MmaLowering, ProductLowering
+from tilecore.lowering.cuda.products.quads import QuadLowering
+from tilecore.lowering.cuda.products.running import RunningProducts
+from tilecore.lowering.cuda.products.scaled import ScaledLowering
+from tilecore.lowering.cuda.products.tensor_memory import TensorMemory
+from tilecore.lowering.cuda.products.tensor_scaled import copy_chunks, product_of
+from tilecore.lowering.cuda.products.wgmma import WARPGROUP
 from tilecore.lowering.cuda.raster import rasterized
-from tilecore.lowering.cuda.running import RunningProducts
 from tilecore.lowering.cuda.scalar import bound, memory_type
-from tilecore.lowering.cuda.scaled import ScaledLowering
-from tilecore.lowering.cuda.tensor_memory import TensorMemory
-from tilecore.lowering.cuda.tensor_scaled import copy_chunks, product_of
 from tilecore.lowering.cuda.tensors import placing, unsupported
 from tilecore.lowering.cuda.threads import (
     broadcast,
@@ -67,7 +68,6 @@ from tilecore.lowering.cuda.threads import (
     is_barrier,
 )
 from tilecore.lowering.cuda.views import declare
-from tilecore.lowering.cuda.wgmma import WARPGROUP
 from tilecore.lowering.tir import add, index, mul, quotient, typed
 
 PRODUCTS: dict[str, type[ProductLowering]] = {

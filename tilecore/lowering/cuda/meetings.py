@@ -12,8 +12,8 @@ import tilecore.lowering.cuda.instructions as ptx
 from tilecore.inference.gpu.plan import Pipeline
 from tilecore.ir import nodes
 from tilecore.ir.clusters import SYNCS
-from tilecore.ir.named_barriers import ARRIVES, MEETS, MOST, named
 from tilecore.ir.nodes import RUNS_ON, Stmt
+from tilecore.ir.plain.named_barriers import ARRIVES, MEETS, MOST, named
 from tilecore.ir.visitor import has_jump, walk
 from tilecore.lowering.cuda.hidden_writes import HiddenWrites
 from tilecore.lowering.cuda.tensors import unsupported

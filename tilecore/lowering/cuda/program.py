@@ -15,8 +15,8 @@ from tilecore.ir.analysis import free_vars
 from tilecore.ir.expr import Binary, Const, Expr, Var, binary
 from tilecore.ir.nodes import Buffer, KernelLaunch, PrimFunc, SourceLaunch, Stmt
 from tilecore.ir.printer import Namer
-from tilecore.lowering.cuda.boxes import TensorMap
 from tilecore.lowering.cuda.builder import CudaBuilder
+from tilecore.lowering.cuda.copies.boxes import TensorMap
 from tilecore.lowering.cuda.lower import LaunchLowering
 from tilecore.lowering.cuda.memory import TensorPlace
 from tilecore.lowering.cuda.scalar import convert, value_type

@@ -17,7 +17,6 @@ import numpy as np
 import tvm_ffi
 from tvm import tirx as tir
 
-from tilecore.ir.conversion import nearest
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import (
     PAIRED,
@@ -32,7 +31,8 @@ from tilecore.ir.expr import (
     Unary,
     Var,
 )
-from tilecore.ir.halves import element_of
+from tilecore.ir.plain.halves import element_of
+from tilecore.ir.values.conversion import nearest
 from tilecore.lowering.cpu.functions import float8
 from tilecore.lowering.cuda.instructions.base import C_TYPES, Instruction
 from tilecore.lowering.cuda.instructions.math import fma_halves, rounded

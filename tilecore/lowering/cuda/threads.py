@@ -10,7 +10,7 @@ from tvm import tirx as tir
 
 from tilecore.errors import UnsupportedOnTarget
 from tilecore.gpu_target import GpuTarget
-from tilecore.inference.gpu.matrix_units import operand_kind
+from tilecore.inference.gpu.products.matrix_units import operand_kind
 from tilecore.ir import nodes
 from tilecore.ir.expr import Binary, Cast, Const, Expr, Load, binary, cast, const, int_value
 from tilecore.ir.fold import reducer_update

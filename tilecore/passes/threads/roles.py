@@ -16,10 +16,10 @@ import numpy as np
 
 from tilecore.errors import ScopeError
 from tilecore.ir import nodes
-from tilecore.ir.evaluate import Evaluator
 from tilecore.ir.expr import Binary, Expr, Load, Var
 from tilecore.ir.lane_matrix import LANES
 from tilecore.ir.nodes import Buffer, Seq, Stmt
+from tilecore.ir.values.evaluate import Evaluator
 from tilecore.ir.visitor import buffers_of, flat, walk, walk_expr
 from tilecore.passes.threads.coroutine import interleave
 from tilecore.passes.threads.schedule import fuse

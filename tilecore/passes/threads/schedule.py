@@ -14,11 +14,11 @@ from typing import Any
 from tilecore.errors import ScopeError, SourceSpan
 from tilecore.ir import nodes
 from tilecore.ir.barrier import is_over
-from tilecore.ir.evaluate import Evaluator
 from tilecore.ir.expr import Load, Var, int_value
 from tilecore.ir.nodes import Seq, Stmt, Wait
 from tilecore.ir.printer import Namer, format_expr
 from tilecore.ir.substitute import substitute_stmt
+from tilecore.ir.values.evaluate import Evaluator
 from tilecore.ir.visitor import Rewriter, buffers_of, flat, walk
 
 MAX_STEPS = 20_000  # barrier statements run for a proof; a longer one is given up

@@ -21,8 +21,9 @@ from types import MappingProxyType
 from typing import Any
 
 from tilecore.errors import ScopeError
-from tilecore.inference.gpu.torn import share_memory
-from tilecore.ir import named_barriers, nodes
+from tilecore.inference.gpu.threads.torn import share_memory
+from tilecore.ir import nodes
+from tilecore.ir.arithmetic.uniform import Uniform
 from tilecore.ir.barrier import arrival, deadlock, is_over
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import (
@@ -37,7 +38,7 @@ from tilecore.ir.expr import (
     unary,
 )
 from tilecore.ir.nodes import Buffer, PrimFunc, Seq, Stmt
-from tilecore.ir.uniform import Uniform
+from tilecore.ir.plain import named_barriers
 from tilecore.ir.visitor import (
     Rewriter,
     children,

@@ -16,10 +16,10 @@ import numpy as np
 
 from tilecore.errors import UnsupportedOnTarget
 from tilecore.gpu_target import GpuTarget
-from tilecore.inference.gpu.teams import waits
+from tilecore.inference.gpu.threads.teams import waits
 from tilecore.ir import nodes
+from tilecore.ir.arithmetic.trips import trip_count
 from tilecore.ir.dtype import DType
-from tilecore.ir.evaluate import Evaluator
 from tilecore.ir.expr import (
     INT32,
     Binary,
@@ -34,10 +34,10 @@ from tilecore.ir.expr import (
     int_value,
     unary,
 )
-from tilecore.ir.named_barriers import conjuncts
 from tilecore.ir.nodes import Buffer, KernelLaunch, PrimFunc, Seq, Stmt
+from tilecore.ir.plain.named_barriers import conjuncts
 from tilecore.ir.substitute import Substitution
-from tilecore.ir.trips import trip_count
+from tilecore.ir.values.evaluate import Evaluator
 from tilecore.ir.visitor import (
     Rewriter,
     distinct,
@@ -60,7 +60,7 @@ def run(func: PrimFunc, torn: Mapping[Stmt, Set[Stmt]], target: GpuTarget) -> Pr
     Args:
         func: the function.
         torn: branches and loops of some threads, with the statements inside before which the
-            threads must meet (``inference/gpu/torn.py``).
+            threads must meet (``inference/gpu/threads/torn.py``).
         target: named in errors.
 
     Raises:

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tilecore.ir.analysis import writes
-from tilecore.ir.bounds import Interval, Linear, interval, linear
+from tilecore.ir.arithmetic.bounds import Interval, Linear, interval, linear
 from tilecore.ir.expr import Binary, Cast, Expr, Load, Var, binary, cast, const, int_value
-from tilecore.ir.nests import copy_nest, fill_nest
 from tilecore.ir.nodes import THREADS, Alloc, Buffer, Copy, Fill, For, KernelLaunch, Stmt, Store
+from tilecore.ir.plain.nests import copy_nest, fill_nest
 from tilecore.ir.substitute import Rebuilder
 from tilecore.ir.visitor import buffers_of, children, expressions, loads, regions, walk, walk_expr
 from tilecore.passes.private_tiles import element_loops

@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tilecore.ir.analysis import read_buffers, reads, writes, written_buffers
-from tilecore.ir.bounds import step_of
+from tilecore.ir.arithmetic.bounds import step_of
+from tilecore.ir.arithmetic.trips import trip_count
 from tilecore.ir.expr import Binary, Expr, Load, Var, binary, const, int_value
 from tilecore.ir.nodes import (
     THREADS,
@@ -32,7 +33,6 @@ from tilecore.ir.nodes import (
     Store,
 )
 from tilecore.ir.substitute import substitute_stmt
-from tilecore.ir.trips import trip_count
 from tilecore.ir.visitor import (
     Rewriter,
     children,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from tilecore.ir.bounds import Interval, mentions
+from tilecore.ir.arithmetic.bounds import Interval, mentions
 from tilecore.ir.expr import Binary, Expr, Var, binary, int_value
 from tilecore.ir.nodes import Parallel
 from tilecore.ir.substitute import Rebuilder

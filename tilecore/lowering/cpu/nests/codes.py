@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tilecore.inference.cpu.entries import entry
-from tilecore.ir.bounds import linear
+from tilecore.ir.arithmetic.bounds import linear
 from tilecore.ir.expr import Binary, Cast, Expr, Load, Var, binary, const, int_value
 from tilecore.ir.nodes import Parallel, Seq, Store
 from tilecore.ir.substitute import substitute_expr

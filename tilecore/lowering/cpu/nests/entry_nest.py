@@ -13,10 +13,10 @@ from typing import Any
 from tvm import tirx as tir
 
 from tilecore.inference.cpu.storage import Storage
-from tilecore.ir.bounds import mentions
+from tilecore.ir.arithmetic.bounds import mentions
+from tilecore.ir.arithmetic.lane_offsets import lane_offsets, lane_values
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Binary, Cast, Expr, Load, Var, cast, int_value
-from tilecore.ir.lane_offsets import lane_offsets, lane_values
 from tilecore.ir.nodes import Let, Parallel, Store
 from tilecore.ir.substitute import Rebuilder, substitute_expr, substitute_stmt
 from tilecore.ir.visitor import distinct, expr_children, flat

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tilecore.ir.bounds import mentions
+from tilecore.ir.arithmetic.bounds import mentions
+from tilecore.ir.arithmetic.lane_offsets import lane_offsets
 from tilecore.ir.expr import Binary, Expr, Var, binary, int_value
-from tilecore.ir.lane_offsets import lane_offsets
 from tilecore.ir.nodes import Parallel
 from tilecore.ir.substitute import Rebuilder, substitute_expr
 

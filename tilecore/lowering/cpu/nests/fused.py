@@ -16,7 +16,7 @@ from tvm import tirx as tir
 
 from tilecore.inference.cpu.plan import Ahead, FusedNest
 from tilecore.inference.cpu.storage import CACHE_LINE_BYTES
-from tilecore.ir.bounds import linear
+from tilecore.ir.arithmetic.bounds import linear
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Call, Expr, binary
 from tilecore.ir.nodes import Buffer, Reduce, Stmt, Store

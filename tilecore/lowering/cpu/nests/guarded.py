@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tilecore.ir.analysis import written_buffers
-from tilecore.ir.bounds import mentions, step_of
+from tilecore.ir.arithmetic.bounds import mentions, step_of
+from tilecore.ir.arithmetic.length import LONGEST, length
 from tilecore.ir.expr import Binary, Expr, Load, Var, binary
-from tilecore.ir.length import LONGEST, length
 from tilecore.ir.nodes import If, Let, Parallel, Seq, Stmt, Store
 from tilecore.ir.substitute import substitute_expr, substitute_stmt
 from tilecore.ir.visitor import flat, has_loads, walk, walk_expr

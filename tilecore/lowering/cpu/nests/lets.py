@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tilecore.ir.analysis import written_buffers
-from tilecore.ir.bounds import variables
+from tilecore.ir.arithmetic.bounds import variables
+from tilecore.ir.arithmetic.length import LONGEST, length
 from tilecore.ir.expr import COMPARISONS, LOGICAL, Binary, Cast, Expr, Load, Unary, Var
-from tilecore.ir.length import LONGEST, length
 from tilecore.ir.nodes import Atomic, Let, Parallel, Seq, Stmt, Store
 from tilecore.ir.substitute import substitute_stmt
 from tilecore.ir.visitor import expressions, has_loads, walk, walk_expr

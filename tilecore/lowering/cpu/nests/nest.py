@@ -16,11 +16,11 @@ from typing import Any
 from tvm import tirx as tir
 
 from tilecore.inference.cpu.storage import Storage
-from tilecore.ir.bounds import NON_NEGATIVE, variables
+from tilecore.ir.arithmetic.bounds import NON_NEGATIVE, variables
+from tilecore.ir.arithmetic.lane_offsets import lane_offsets
+from tilecore.ir.arithmetic.length import is_kept
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Binary, Call, Cast, Const, Expr, Load, Select, Var, cast, int_value
-from tilecore.ir.lane_offsets import lane_offsets
-from tilecore.ir.length import is_kept
 from tilecore.ir.nodes import Buffer, Let, Parallel, Seq, Stmt, Store
 from tilecore.ir.visitor import expr_children, expressions, walk, walk_expr
 from tilecore.lowering.cpu import gather

@@ -15,7 +15,7 @@ from typing import Any
 from tvm import tirx as tir
 
 from tilecore.inference.cpu.storage import CACHE_LINE_BYTES, Storage
-from tilecore.ir.bounds import step_of
+from tilecore.ir.arithmetic.bounds import step_of
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Expr, Var
 from tilecore.ir.nodes import Buffer

@@ -11,12 +11,12 @@ from contextlib import nullcontext
 from typing import Any
 
 from tilecore.inference.cpu.storage import Storage
-from tilecore.ir.bounds import mentions, variables
+from tilecore.ir.arithmetic.bounds import mentions, variables
+from tilecore.ir.arithmetic.lane_offsets import Offsets, lane_offsets
+from tilecore.ir.arithmetic.polynomial import structural_key
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Call, Expr, Load, Var, cast
-from tilecore.ir.lane_offsets import Offsets, lane_offsets
 from tilecore.ir.nodes import Parallel, Store
-from tilecore.ir.polynomial import structural_key
 from tilecore.ir.visitor import expressions, walk, walk_expr
 from tilecore.lowering.cpu.access import Accessor
 from tilecore.lowering.cpu.functions.vector_math import FUNCTIONS

@@ -13,7 +13,7 @@ from typing import Any
 from tvm import tirx as tir
 
 from tilecore.inference.cpu.storage import Storage
-from tilecore.ir.bounds import linear
+from tilecore.ir.arithmetic.bounds import linear
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Load, binary, const, int_value
 from tilecore.ir.nodes import Parallel, Store

@@ -18,10 +18,10 @@ from tvm import tirx as tir
 
 from tilecore.inference.cpu.storage import Storage
 from tilecore.ir.analysis import covers_whole
-from tilecore.ir.bounds import linear, variables
+from tilecore.ir.arithmetic.bounds import linear, variables
+from tilecore.ir.arithmetic.lane_offsets import lane_offsets
 from tilecore.ir.dtype import DType
 from tilecore.ir.expr import Const, Load, Var, binary, int_value
-from tilecore.ir.lane_offsets import lane_offsets
 from tilecore.ir.nodes import Fill, For, If, Let, Parallel, Seq, Stmt, Store
 from tilecore.ir.visitor import loads
 from tilecore.lowering.cpu.access import Accessor

@@ -1,0 +1,1 @@
+"""Copies on GPUs that run ahead, or that the tensor memory accelerator does."""

@@ -1,0 +1,1 @@
+"""What is known of expressions without running them: bounds, normal forms, who has which value."""

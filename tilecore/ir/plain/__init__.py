@@ -1,0 +1,1 @@
+"""What special statements mean, in plainer ones that every target has."""

@@ -1,0 +1,1 @@
+"""Values in NumPy: what expressions, folds and conversions compute, type by type."""

@@ -1,0 +1,1 @@
+"""Nests of independent points, reductions and scans as TIR for GPUs."""
