@@ -317,8 +317,8 @@ class Gemm(Stmt):
     ``plain/scaled_gemm.py`` says what that means. ``sharing``: how many elements along K of a and
     of b share a factor. ``factor_type``: of these. ``in_chunks``: how the words lie. ``pairs_of``:
     the type of which each byte of a and b holds two elements along K, or "". ``in_lanes``: the
-    words lie as ChunkCopy places them. ``start``: where a and b begin along K, which then decides which
-    byte of a word counts.
+    words lie as ChunkCopy places them. ``start``: where a and b begin along K, which then decides
+    which byte of a word counts.
     """
 
     a: Region

@@ -2,7 +2,8 @@
 
 The factors lie in tensor memory, too, where copies of chunks bring them (``plain/scaled_gemm.py``
 says how they lie). One thread issues the copies and the products, which the unit runs in that
-order. Source: PTX ISA 9.0, sections 9.7.16.10.7 (block scaling) and 9.7.16.6.2 (pipelined instructions).
+order.
+Source: PTX ISA 9.0, sections 9.7.16.10.7 (block scaling) and 9.7.16.6.2 (pipelined instructions).
 """
 
 from __future__ import annotations
