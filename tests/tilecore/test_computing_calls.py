@@ -328,3 +328,13 @@ def test_complex_tensors_are_written_to():
     other.mul_(2j)[:, 0] = 0
     torch.testing.assert_close(x, other)
     torch.testing.assert_close(found, other.abs())
+
+
+def test_results_of_torch_keep_its_strides() -> None:
+    """They are not laid out anew where no kernel reads them."""
+    x = torch.randn(30, 20)
+    turned = tilecore.compute(lambda x: torch.rot90(x * 2))(x)
+    assert turned.stride() == torch.rot90(x).stride()
+    torch.testing.assert_close(turned, torch.rot90(x * 2))
+    again = tilecore.compute(lambda x: (torch.rot90(x), torch.rot90(x) + 1))(x)
+    torch.testing.assert_close(again, (torch.rot90(x), torch.rot90(x) + 1))

@@ -210,3 +210,17 @@ def test_arrays_of_numpy(name) -> None:
     found, want = tilecore.compute(OF_NUMPY[name])(a, t), OF_NUMPY[name](a, t)
     assert np.asarray(found).dtype == np.asarray(want).dtype
     np.testing.assert_allclose(found, want, rtol=1e-6)
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("diagonal", [0, 3, -2, 100])
+@pytest.mark.parametrize("shape", [(7, 7), (5, 33), (2, 65, 4), (1, 1)])
+def test_triangles(shape, diagonal) -> None:
+    x = torch.randn(shape)
+    x.view(-1)[::5] = INF
+    check(lambda x: (torch.tril(x, diagonal), x.triu(diagonal) + 1), x)
+
+
+def test_products_of_all_pairs() -> None:
+    check(lambda a, b: (torch.outer(a, b), torch.outer(a, b).sum(), a.outer(b).amax(0)),
+          torch.randn(70), torch.randn(130))  # fmt: skip

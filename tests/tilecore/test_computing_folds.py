@@ -111,3 +111,22 @@ def test_sizes_that_vary_have_one_plan():
         x = made(rows, length, 40)
         torch.testing.assert_close(computation(x), (x.double() * 2).mean(1).exp().float())
     assert not computation.plan(x).is_own
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, row, batch: (x * row).sum(),
+        lambda x, row, batch: ((x - batch) ** 2).mean(),
+        lambda x, row, batch: torch.where(row > 0, x, 0.0).amax((1, 2)),
+        lambda x, row, batch: (x + row).abs().sum((0, 2)),
+    ],
+)
+def test_sums_of_what_is_broadcast_are_made_row_by_row(function):
+    """What has an element per row or column cannot be read as one long row: nothing is stored."""
+    x, row, batch = torch.randn(8, 96, 130), torch.randn(130), torch.randn(8, 1, 1)
+    computation = tilecore.compute(function)
+    found, wanted = computation(x, row, batch), function(x, row, batch)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-3)
+    made = [root.size for step in computation.plan(x, row, batch).steps for root in step.roots]
+    assert max(made) <= x.numel() // 130

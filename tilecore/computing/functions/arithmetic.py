@@ -12,7 +12,7 @@ from typing import Any
 
 from tilecore.computing.functions.composites import elu
 from tilecore.computing.functions.views import chunk
-from tilecore.computing.graph import Node, OfTorch, pointwise
+from tilecore.computing.graph import Node, OfTorch, pointwise, reshaped
 from tilecore.errors import SourceSpan
 
 SELU = 1.0507009873554805, 1.6732632423543772  # scale and alpha, as torch has them
@@ -120,6 +120,13 @@ def fma(span: SourceSpan, a: Node, b: Any, c: Any) -> Node:
     return pointwise("add", pointwise("mul", a, _real(b), span=span), _real(c), span=span)
 
 
+def outer(span: SourceSpan, input: Node, vec2: Node) -> Node:
+    """Return the products of all pairs of elements of two vectors."""
+    if len(input.shape) != 1 or len(vec2.shape) != 1:  # NumPy's are made vectors before
+        raise OfTorch(expected="two vectors", found=f"{input.shape} and {vec2.shape}")
+    return pointwise("mul", reshaped(input, (-1, 1), span), vec2, span=span)
+
+
 def log10(span: SourceSpan, input: Node) -> Node:
     """Return the logarithm to the base of 10."""
     return pointwise("mul", pointwise("log", input, span=span), math.log10(math.e), span=span)
@@ -164,6 +171,6 @@ FUNCTIONS: Mapping[str, Callable[..., Node]] = MappingProxyType({
     "_threshold": threshold,
     "celu": celu, "selu": selu, "softsign": softsign, "tanhshrink": tanhshrink,
     "hardshrink": hardshrink, "softshrink": softshrink, "glu": glu, "fma": fma,
-    "log10": log10,
+    "log10": log10, "outer": outer,
     "isnan": isnan, "isinf": isinf, "isfinite": isfinite, "nan_to_num": nan_to_num,
 })  # fmt: skip

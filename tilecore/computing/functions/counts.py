@@ -165,6 +165,22 @@ def _numbers(span: SourceSpan, count: Any) -> Node:
     return Node("input", "held", (), (count,), "float32", attrs, span)
 
 
+def _triangle(is_upper: bool) -> Callable[..., Node]:
+    def function(span: SourceSpan, input: Node, diagonal: int = 0) -> Node:
+        """Return matrices with 0 below (above) a diagonal."""
+        need_floats("tril", input, span=span)
+        if len(input.shape) < 2:
+            raise OfTorch(expected="a matrix", found=input.shape, span=span)
+        rows = reshaped(_numbers(span, input.shape[-2]), (-1, 1), span)
+        if diagonal:
+            rows = pointwise("add", rows, float(diagonal), span=span)
+        columns, op = _numbers(span, input.shape[-1]), "ge" if is_upper else "le"
+        is_kept = pointwise(op, columns, rows, span=span, dtype="bool")
+        return pointwise("where", is_kept, input, 0.0, span=span, dtype=input.dtype)
+
+    return function
+
+
 # --- comparisons ----------------------------------------------------------------------------------
 
 
@@ -197,5 +213,6 @@ def isclose(
 FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType({
     "count_nonzero": count_nonzero, "any": _whether(False), "all": _whether(True),
     "argmax": _place_of("amax"), "argmin": _place_of("amin"), "isclose": isclose,
+    "tril": _triangle(False), "triu": _triangle(True),
 })  # fmt: skip
 OF_TRUTH = ("sum", "any", "all", "count_nonzero")

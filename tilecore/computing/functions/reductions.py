@@ -98,16 +98,18 @@ def _over_last(op: str, x: Node, first: int, dtype: str, span: SourceSpan) -> No
     columns = math.prod(last)
     attrs = MappingProxyType({"keeps_nan": op != "sum"})
     part = part_of_long_rows(math.prod(rows), columns)
+    into = (columns // part, part) if part else (columns,)
+    split = _regrouped(x, last, into, 0, span)
+    if split is None and len(last) > 1 and x.kind == "pointwise" and _is_long(last[-1:]):
+        inner = _over_last(op, x, len(x.shape) - 1, computed_in(x.dtype), span)
+        return _over_last(op, reshaped(inner, x.shape[:-1], span), first, dtype, span)
+    split = split or reshaped(x, (*rows, *into), span)
     if part:  # each part by a block of its own
-        into = (columns // part, part)
-        split = _regrouped(x, last, into, 0, span) or reshaped(x, (*rows, *into), span)
         parts = Node(
             "reduce", op, (split,), (*split.shape[:-1], 1), computed_in(x.dtype), attrs, span
         )
-        x, last = reshaped(parts, (*rows, into[0]), span), (into[0],)
-    flat = _regrouped(x, last, (math.prod(last),), 0, span)
-    flat = flat or reshaped(x, (*rows, math.prod(last)), span)
-    return Node("reduce", op, (flat,), (*rows, 1), dtype, attrs, span)
+        split = reshaped(parts, (*rows, into[0]), span)
+    return Node("reduce", op, (split,), (*rows, 1), dtype, attrs, span)
 
 
 def part_of_long_rows(rows: int, columns: int) -> int:

@@ -262,14 +262,27 @@ class Plan:
                     known[call] = way(call, given, step.node)
                 found = known[call][place]
                 is_as_it_is = step.node.attrs.get("is_for_calls")
-                if not is_as_it_is:
+                if not is_as_it_is and step.node not in self._returned:
                     found = arrays.laid(found, step.node, self.alignment)
                 known[step.node] = found
             else:
                 known[step] = arrays.laid(step.attrs["held"], step, self.alignment)
             for made in unread:
                 del known[made]
-        return [arrays.whole(arrays.at(known, place)) for place in self.results]
+        return [
+            known[place.memory]
+            if place.memory in self._returned
+            else arrays.whole(arrays.at(known, place))
+            for place in self.results
+        ]
+
+    @functools.cached_property
+    def _returned(self) -> frozenset[Node]:
+        """What calls return and nobody reads here: it keeps the strides that it has there."""
+        read = {place.memory for step in self.steps for place in reads_of(step)}
+        parts = {p.memory for p in self.results if not p.is_whole or p.shape != p.memory.shape}
+        made = [step.node for step in self.steps if isinstance(step, Called)]
+        return frozenset(n for n in made if n not in read | parts and "strides" not in n.attrs)
 
     def _unread(self) -> Sequence[Sequence[Node | Call]]:
         last: dict[Node | Call, int] = {}
