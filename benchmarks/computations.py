@@ -127,7 +127,7 @@ def cases() -> dict[str, tuple[Function, tuple[Any, ...]]]:
         "sum of rows of a product of elements 4096x1024": (
             lambda x, y: (x * y).sum(0), (rows, r(4096, 1024))
         ),
-        **channels(), **vectors(), **losses(), **quantized(), **steps(), **of_weights(),
+        **channels(), **vectors(), **losses(), **counts(), **quantized(), **steps(), **of_weights(),
         "linear + gelu 512x1024x1024": (
             lambda x, w, b: F.gelu(F.linear(x, w, b)), (r(512, 1024), w, r(1024))
         ),
@@ -224,6 +224,28 @@ def losses() -> dict[str, tuple[Function, tuple[Any, ...]]]:
             wanted = torch.randint(0, classes, (rows,))
             found[f"cross entropy {name} {rows}x{classes}"] = (F.cross_entropy, (logits, wanted))
     return found
+
+
+def counts() -> dict[str, tuple[Function, tuple[Any, ...]]]:
+    """Return what is counted, placed and compared, and sums of what is broadcast."""
+    x, labels = torch.randn(2048, 2048), torch.randint(0, 2048, (2048,))
+    ids, scale = torch.randint(0, 99, (64, 4096)), torch.randn(2048)
+    images, mean = torch.randn(16, 3, 224, 224), torch.randn(3, 1, 1)
+    functions: dict[str, tuple[Function, tuple[Any, ...]]] = {
+        "how many are above 0": (lambda x: (x > 0).sum(), (x,)),
+        "how many of each row": (lambda x: (x > 0).sum(1), (x,)),
+        "whether any is no number": (lambda x: x.isnan().any(), (x,)),
+        "places of the largest": (lambda x: x.argmax(1), (x,)),
+        "the largest and their places": (lambda x: x.max(1), (x,)),
+        "the largest of all": (lambda x: x.argmax(), (x,)),
+        "how many are right": (lambda x, t: (x.argmax(1) == t).float().mean(), (x, labels)),
+        "how many tokens there are": (lambda ids: (ids != 0).sum(1), (ids,)),
+        "whether all are close": (lambda x, y: torch.isclose(x, y).all(), (x, x + 1e-9)),
+        "sum of scaled rows": (lambda x, s: (x * s).sum(), (x, scale)),
+        "mean square about channels": (lambda x, m: ((x - m) ** 2).mean(), (images, mean)),
+        "sum of a triangle": (lambda x: x.tril().sum(), (x,)),
+    }
+    return {f"counted: {name}": function for name, function in functions.items()}
 
 
 def quantized() -> dict[str, tuple[Function, tuple[Any, ...]]]:

@@ -3,19 +3,23 @@
 ; pieces of the grid until none is left, first those of their own part, which lies in their caches if
 ; they had it in the launch before, so that nobody waits for the slowest part. They are those of an
 ; OpenMP runtime that the process has already (torch's), or the pool's own. Of these none is waited for
-; that has not begun: where other threads have the cores, the caller runs the whole grid.
+; that has not begun: where other threads have the cores, the caller runs the whole grid. OpenMP waits
+; for all of its threads; where that took long, some launches go to the own ones.
 
 ; GOMP_parallel (null: own threads), who says how many cores are used now (null: all), how many there
-; are at most, under which key each thread has what its next launch is, omp_get_thread_num; of the own threads: masks of the CPUs that they stay on, how many (0: they
-; go anywhere), what counts the launches, how many sleep, how many there are, how many have a number,
-; how many launches they are left out of, of how many after the next one that waits for them; launches.
+; are at most, under which key each thread has what its next launch is, omp_get_thread_num; of the own
+; threads: masks of the CPUs that they stay on, how many (0: they go anywhere), what counts the launches,
+; how many sleep, how many there are, how many have a number; whether the own ones and those of OpenMP
+; are left out, launches.
 ; No thread_local of the kernel's own: the loader (glibc 2.36) ends the process where a library with
 ; several such dependencies meets the end of its table, which holds as many libraries as 64 kernels.
-%pool = type { ptr, ptr, i32, i32, ptr, ptr, i32, i32, i32, i32, i32, i32, i32, [4 x %job] }
-; function, its data, number of parts, most pieces of each, failure, its error; of the own threads: whether
-; it is open (the sign) and how many are inside, whether a caller has it, how many may help; how many
-; pieces there are, the next one of each part
-%job = type { ptr, ptr, i32, i32, i32, i32, ptr, i32, i32, i32, i32, i32, i32, [128 x i32] }
+%pool = type { ptr, ptr, i32, i32, ptr, ptr, i32, i32, i32, i32, i32, %rest, %rest, [4 x %job] }
+; how many launches threads are left out of, and of how many after the next one that waits for them
+%rest = type { i32, i32 }
+; function, its data, number of parts, most pieces of each, failure, how many pieces there are, its
+; error; of the own threads: whether it is open (the sign) and how many are inside, whether a caller has
+; it, how many may help; when OpenMP's first thread had done its part, the next piece of each part
+%job = type { ptr, ptr, i32, i32, i32, i32, ptr, i32, i32, i32, i64, [128 x i32] }
 %env = type { ptr, i32 } ; TVMParallelGroupEnv: no barrier, number of pieces
 
 @pool = internal global ptr null
@@ -129,7 +133,7 @@ entry:
   %each = load i32, ptr %each.at
   %failed.at = getelementptr %job, ptr %job, i32 0, i32 4
   %error.at = getelementptr %job, ptr %job, i32 0, i32 6
-  %count.at = getelementptr %job, ptr %job, i32 0, i32 11
+  %count.at = getelementptr %job, ptr %job, i32 0, i32 5
   %count = load i32, ptr %count.at
   store ptr null, ptr %env
   %pieces.at = getelementptr %env, ptr %env, i32 0, i32 1
@@ -140,7 +144,7 @@ entry:
 part:
   %part.number = phi i32 [ %own, %entry ], [ %part.next, %others ]
   %parts.left = phi i32 [ %parts, %entry ], [ %parts.fewer, %others ]
-  %next.at = getelementptr %job, ptr %job, i32 0, i32 13, i32 %part.number
+  %next.at = getelementptr %job, ptr %job, i32 0, i32 11, i32 %part.number
   %first = mul i32 %part.number, %each
   br label %take
 
@@ -191,11 +195,59 @@ done:
 
 ; What a thread of OpenMP does.
 define internal void @share(ptr %job) {
+entry:
   %pool = load ptr, ptr @pool
   %number.at = getelementptr %pool, ptr %pool, i32 0, i32 4
   %number = load ptr, ptr %number.at
   %thread = call i32 %number()
   call void @work(ptr %job, i32 %thread)
+  %is_first = icmp eq i32 %thread, 0
+  br i1 %is_first, label %first, label %end
+
+first:
+  %done.at = getelementptr %job, ptr %job, i32 0, i32 10
+  %now = call i64 @llvm.readcyclecounter()
+  store i64 %now, ptr %done.at
+  br label %end
+
+end:
+  ret void
+}
+
+; Whether threads are left out of this launch.
+define internal i1 @are_left(ptr %rest) {
+entry:
+  %left = load i32, ptr %rest
+  %is_left = icmp ne i32 %left, 0
+  br i1 %is_left, label %one, label %end
+
+one:
+  %less = sub i32 %left, 1
+  store i32 %less, ptr %rest
+  br label %end
+
+end:
+  ret i1 %is_left
+}
+
+; Leave threads out of some launches if the caller waited for them longer than it worked: of more and
+; more, as long as it does.
+define internal void @judge(ptr %rest, i64 %since, i64 %done, i64 %until) {
+  %worked = sub i64 %done, %since
+  %waited = sub i64 %until, %done
+  %is_longer = icmp ugt i64 %waited, %worked
+  %is_much = icmp ugt i64 %waited, 100000
+  %was_long = and i1 %is_longer, %is_much
+  %next.at = getelementptr %rest, ptr %rest, i32 0, i32 1
+  %next = load i32, ptr %next.at
+  %twice = shl i32 %next, 1
+  %more = or i32 %twice, 1
+  %capped = call i32 @llvm.umin.i32(i32 %more, i32 63)
+  %half = lshr i32 %next, 1
+  %then = select i1 %was_long, i32 %capped, i32 %half
+  store i32 %then, ptr %next.at
+  %leave = select i1 %was_long, i32 %capped, i32 0
+  store i32 %leave, ptr %rest
   ret void
 }
 
@@ -207,13 +259,13 @@ define internal void @begin(ptr %job, ptr %run, ptr %data, i32 %parts, i32 %each
   store i32 %parts, ptr %parts.at
   %each.at = getelementptr %job, ptr %job, i32 0, i32 3
   store i32 %each, ptr %each.at
-  %count.at = getelementptr %job, ptr %job, i32 0, i32 11
+  %count.at = getelementptr %job, ptr %job, i32 0, i32 5
   store i32 %count, ptr %count.at
   %failed.at = getelementptr %job, ptr %job, i32 0, i32 4
   store i32 0, ptr %failed.at
   %error.at = getelementptr %job, ptr %job, i32 0, i32 6
   store ptr null, ptr %error.at
-  %next.at = getelementptr %job, ptr %job, i32 0, i32 13
+  %next.at = getelementptr %job, ptr %job, i32 0, i32 11
   %size = mul i32 %parts, 4
   call void @llvm.memset.p0.i32(ptr %next.at, i8 0, i32 %size, i1 false)
   ret void
@@ -284,18 +336,17 @@ many:
   %each = udiv i32 %part.less, %parts
   %parallel = load ptr, ptr %pool
   %is_own = icmp eq ptr %parallel, null
-  br i1 %is_own, label %own, label %shared
+  br i1 %is_own, label %own, label %torch
+
+torch:
+  %rest = getelementptr %pool, ptr %pool, i32 0, i32 12
+  %is_late = call i1 @are_left(ptr %rest)
+  br i1 %is_late, label %own, label %shared
 
 own:
-  %apart.at = getelementptr %pool, ptr %pool, i32 0, i32 11
-  %apart = load i32, ptr %apart.at
-  %is_apart = icmp ne i32 %apart, 0
-  br i1 %is_apart, label %apart.one, label %together
-
-apart.one:
-  %apart.less = sub i32 %apart, 1
-  store i32 %apart.less, ptr %apart.at
-  br label %alone
+  %rest.own = getelementptr %pool, ptr %pool, i32 0, i32 11
+  %is_apart = call i1 @are_left(ptr %rest.own)
+  br i1 %is_apart, label %alone, label %together
 
 together:
   %job = call ptr @taken(ptr %pool)
@@ -311,23 +362,16 @@ offered:
   %until = call i64 @llvm.readcyclecounter()
   call void @close(ptr %job)
   %end = call i64 @llvm.readcyclecounter()
-  %worked = sub i64 %until, %since
-  %waited = sub i64 %end, %until
-  %next.at = getelementptr %pool, ptr %pool, i32 0, i32 12
-  %next = load i32, ptr %next.at
-  %is_longer = icmp ugt i64 %waited, %worked
   %cpus.at = getelementptr %pool, ptr %pool, i32 0, i32 6
   %cpus = load i32, ptr %cpus.at
   %are_free = icmp eq i32 %cpus, 0      ; where they have cores of their own they are asked again
-  %was_long = and i1 %is_longer, %are_free
-  %twice = shl i32 %next, 1
-  %more = or i32 %twice, 1
-  %capped = call i32 @llvm.umin.i32(i32 %more, i32 63)
-  %half = lshr i32 %next, 1
-  %then = select i1 %was_long, i32 %capped, i32 %half
-  store i32 %then, ptr %next.at
-  %leave = select i1 %was_long, i32 %capped, i32 0
-  store i32 %leave, ptr %apart.at
+  br i1 %are_free, label %look, label %over
+
+look:
+  call void @judge(ptr %rest.own, i64 %since, i64 %until, i64 %end)
+  br label %over
+
+over:
   %told = call i32 @ended(ptr %job)
   %busy.at = getelementptr %job, ptr %job, i32 0, i32 8
   store atomic i32 0, ptr %busy.at release, align 4
@@ -335,7 +379,12 @@ offered:
 
 shared:
   call void @begin(ptr %here, ptr %run, ptr %data, i32 %parts, i32 %each, i32 %count)
+  %begun = call i64 @llvm.readcyclecounter()
   call void %parallel(ptr @share, ptr %here, i32 %team, i32 0)
+  %all = call i64 @llvm.readcyclecounter()
+  %done.at = getelementptr %job, ptr %here, i32 0, i32 10
+  %done = load i64, ptr %done.at
+  call void @judge(ptr %rest, i64 %begun, i64 %done, i64 %all)
   %result = call i32 @ended(ptr %here)
   ret i32 %result
 }

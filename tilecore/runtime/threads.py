@@ -35,7 +35,7 @@ class Pool(ctypes.Structure):
     _fields_ = (
         ("parallel", ctypes.c_void_p), ("limit", ctypes.c_void_p), ("cores", ctypes.c_int32),
         ("key", ctypes.c_uint32), ("number", ctypes.c_void_p), ("masks", ctypes.c_void_p),
-        ("cpus", ctypes.c_int32), ("own", ctypes.c_int32 * 6),
+        ("cpus", ctypes.c_int32), ("own", ctypes.c_int32 * 8),
         ("jobs", ctypes.c_int64 * (JOBS * JOB_BYTES // 8)),
     )  # fmt: skip
 
