@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 from db.errors import BackupFailed
+from tilecore.whole_file import written_whole
 
 
 def back_up(path: Path, target: Path) -> int:
@@ -22,23 +23,19 @@ def back_up(path: Path, target: Path) -> int:
         raise BackupFailed(path=path, reason="there is no such database")
     if target.exists() and target.samefile(path):
         raise BackupFailed(path=target, reason="it is the database itself")
-    partial = target.with_name(f".{target.name}.partial")
     try:
-        partial.unlink(missing_ok=True)
-        with closing(sqlite3.connect(partial)) as copy:
-            with closing(sqlite3.connect(path)) as source:
-                source.backup(copy)
-            copy.execute("pragma journal_mode = delete")  # one file, without a log beside it
-            (found,) = copy.execute("pragma quick_check(1)").fetchone()
-        if found != "ok":
-            raise BackupFailed(path=path, reason=f"it is damaged: {found}")
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        size = partial.stat().st_size
-        partial.replace(target)
+        with written_whole(target) as partial:
+            partial.unlink(missing_ok=True)
+            with closing(sqlite3.connect(partial)) as copy:
+                with closing(sqlite3.connect(path)) as source:
+                    source.backup(copy)
+                copy.execute("pragma journal_mode = delete")  # one file, without a log beside it
+                (found,) = copy.execute("pragma quick_check(1)").fetchone()
+            if found != "ok":
+                raise BackupFailed(path=path, reason=f"it is damaged: {found}")
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
+            return partial.stat().st_size
     except (OSError, sqlite3.Error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise BackupFailed(path=target, reason=reason) from error
-    finally:
-        partial.unlink(missing_ok=True)
-    return size

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import fcntl
 import logging
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sqlalchemy import inspect, text
 
+from db.backup import back_up
 from db.errors import (
+    BackupFailed,
     DatabaseAway,
     DatabaseError,
     DatabaseLocked,
@@ -22,6 +23,7 @@ from db.errors import (
     SchemaTooOld,
     UnknownRevision,
 )
+from db.file_url import file_url
 from db.session import Database
 
 if TYPE_CHECKING:
@@ -203,10 +205,20 @@ def alembic_config() -> Config:
 
 
 def copy_aside(path: Path, before: str, after: str = HEAD) -> Path:
-    """Copy an SQLite database (with its write-ahead log) and return where the copy lies."""
+    """Copy an SQLite database (with its write-ahead log) and return where the copy lies.
+
+    Raises:
+        BackupFailed: there is no room for it beside the database, or it is damaged (DB833).
+    """
     target = _aside(path, before, after)
-    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(target)) as copy:
-        source.backup(copy)
+    try:
+        back_up(path, target)
+    except BackupFailed as error:
+        error.hint = (
+            "the schema is changed only where a copy of before was made: see that the folder of "
+            "the database can be written and has room for it once more"
+        )
+        raise
     return target
 
 
@@ -223,10 +235,19 @@ def _make_folder(database: Database, path: Path) -> None:
 
 @contextmanager
 def _migration_lock(path: Path | None) -> Iterator[None]:
-    """Let one process migrate at a time (PostgreSQL takes an advisory lock in env.py)."""
+    """Let one process migrate at a time (PostgreSQL takes an advisory lock in env.py).
+
+    Raises:
+        DatabaseUnreachable: the folder of the file cannot be written (DB804).
+    """
     if path is None:
         yield
         return
-    with path.with_name(f"{path.name}.migrate.lock").open("w") as lock:
+    try:
+        lock = path.with_name(f"{path.name}.migrate.lock").open("w")
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise DatabaseUnreachable(url=file_url(path), reason=reason) from error
+    with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

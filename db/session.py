@@ -38,7 +38,7 @@ from db.errors import (
     TransactionUndone,
     ValueOutOfRange,
 )
-from db.file_url import file_url
+from db.file_url import PASSWORD_FILE, file_url
 from db.identities import FRESH, REMEMBERED, Natural
 from db.prepared import Prepared
 from db.storable import storable_json, storable_parameters, stored_json
@@ -74,7 +74,8 @@ class Database:
         """Prepare to open a database.
 
         Args:
-            url: of SQLAlchemy.
+            url: of SQLAlchemy; ``password_file`` of its query is a file with the password, which
+                may change while the database is open.
             busy_timeout_s: for how long a lock is waited for.
             only_read: how a file is opened of which nothing is written ("mode=ro", or
                 "immutable=1": there is nobody who writes it, and no log beside it); None: writably.
@@ -88,6 +89,9 @@ class Database:
         except (sa_exc.ArgumentError, ValueError) as error:  # ValueError: of the port
             shown = re.sub(r":[^:/@]*@", ":***@", url)  # whatever it is, it may have a password
             raise DatabaseUnreachable(url=shown, reason="not a database URL", hint=URLS) from error
+        found = self._url.query.get(PASSWORD_FILE)
+        self._password_file = Path(found) if isinstance(found, str) else None
+        self._url = self._url.difference_update_query([PASSWORD_FILE])
         self._check_kind()
         self.busy_timeout_s = busy_timeout_s
         self._remembered: dict[tuple[str, Natural], int] = {}
@@ -308,6 +312,8 @@ class Database:
         event.listen(engine, "before_cursor_execute", _make_storable, retval=True)
         if engine.dialect.name != "sqlite":
             self._ping.listen(engine)
+            if self._password_file is not None:
+                _give_password(engine, self._password_file)
             if engine.dialect.driver == "psycopg" and not is_patient:
                 _limit_waits(engine, max(2.0, ANSWERS * self.busy_timeout_s))
             if engine.dialect.name == "postgresql" and not immediate:
@@ -363,6 +369,19 @@ def change(session: Session, statement: Update) -> int:
     """Run an UPDATE and return how many rows it changed; loaded rows are not looked through."""
     done = session.execute(statement, execution_options={"synchronize_session": False})
     return int(done.rowcount)  # type: ignore[attr-defined]
+
+
+def _give_password(engine: Engine, path: Path) -> None:
+    """Have connections made with what a file holds then: passwords are changed under services."""
+
+    def connect(dialect: Any, _record: object, _args: object, named: dict[str, Any]) -> None:
+        try:
+            named["password"] = path.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = f"the password cannot be read: {error}"
+            raise dialect.loaded_dbapi.OperationalError(reason) from error
+
+    event.listen(engine, "do_connect", connect)
 
 
 def _limit_waits(engine: Engine, limit_s: float) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import bisect
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,6 +17,7 @@ from typing import Any
 
 from tilecore.errors import InvalidDispatchTable
 from tilecore.tile_config import KnobValue, TileConfig
+from tilecore.whole_file import written_whole
 
 FORMAT, VERSION = "tilecore-dispatch-table", 1
 RULES = ("ranges", "nearest")
@@ -211,12 +211,8 @@ def nearest(shapes: Sequence[Served], sizes: Sequence[int]) -> Served:
 def write_json(path: Path, document: Any) -> None:
     """Write JSON into a file that is there whole or not at all."""
     text = json.dumps(document, indent=1, allow_nan=False) + "\n"
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
+    with written_whole(path) as partial:
         partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _shape_json(served: Served) -> dict[str, Any]:

@@ -6,12 +6,11 @@ import os
 import re
 from pathlib import Path
 from typing import Literal
-from urllib.parse import quote
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from db.file_url import file_url
+from db.file_url import file_url, with_password_file
 from db.records import MAX_TIME_S, MAX_TRIALS
 from tuner_service.errors import InvalidSettings
 from tuner_service.wording import told
@@ -106,7 +105,7 @@ class Settings(BaseSettings):
 
     @property
     def url(self) -> str:
-        """The database URL.
+        """The database URL; with a password file it names the file, not what it holds now.
 
         Raises:
             InvalidSettings: the password cannot be read, or the URL has no place for it (SV910).
@@ -115,19 +114,18 @@ class Settings(BaseSettings):
             return file_url(self.data_dir.absolute() / "tilecore.db")
         if self.database_password_file is None:
             return self.database_url
-        scheme, _, rest = self.database_url.partition("://")
-        user, at, place = rest.partition("@")
+        user, at, _ = self.database_url.partition("://")[2].partition("@")
         if not at or not user or ":" in user:
             raise InvalidSettings(
                 message="TILECORE_DATABASE_URL: expected a user and no password beside "
                 "TILECORE_DATABASE_PASSWORD_FILE (postgresql+psycopg://USER@HOST/NAME)"
             )
         try:
-            password = self.database_password_file.read_text(encoding="utf-8").strip()
+            self.database_password_file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             message = f"TILECORE_DATABASE_PASSWORD_FILE: cannot be read: {error}"
             raise InvalidSettings(message=message) from error
-        return f"{scheme}://{user}:{quote(password, safe='')}@{place}"
+        return with_password_file(self.database_url, self.database_password_file)
 
     @property
     def measures_here(self) -> bool:

@@ -19,6 +19,7 @@ from recommender.gpu.products import REGISTER_BYTES, Product
 from recommender.gpu.shared_memory import (
     added_tiles,
     all_shared_bytes,
+    operands_in_memory,
     outgoing,
     scratch_bytes,
     sectors_written,
@@ -100,17 +101,18 @@ def block_resources(
         all_stages = reduce(np.add, [0 * threads, *stages.values()])
         beside_tiles = beside_tiles + BARRIERS_OF_STAGE_BYTES * all_stages
     leaving, added = list(outgoing(launch, columns)), list(added_tiles(launch, columns, target))
-    shared = shared_bytes(launch, columns, stages, [*leaving, *added]) + beside_tiles
+    kept = operands_in_memory(launch, target, found)
+    shared = shared_bytes(launch, columns, stages, kept, [*leaving, *added]) + beside_tiles
     by_tiles = np.full(len(shared), bool(added)) & (shared <= target.shared_per_block)
     if added and may_hold(~by_tiles):
-        without = shared_bytes(launch, columns, stages, leaving) + beside_tiles
+        without = shared_bytes(launch, columns, stages, kept, leaving) + beside_tiles
         shared = np.where(by_tiles, shared, without)
     whole = all_shared_bytes(launch, columns, stages) + beside_tiles
     stays = _stays(launch, columns, target, stages, threads) & (whole <= target.shared_per_block)
     shared = np.where(stays, whole, shared)
     is_direct, sectors = shared > target.shared_per_block, np.ones_like(shared)
     if may_hold(is_direct):
-        direct = shared_bytes(launch, columns, stages, ()) + beside_tiles
+        direct = shared_bytes(launch, columns, stages, kept, ()) + beside_tiles
         shared = np.where(is_direct, direct, shared)
         sectors = np.where(is_direct, sectors_written(launch, columns), sectors)
     held = _fragment_registers(launch, columns, threads)

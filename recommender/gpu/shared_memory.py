@@ -11,7 +11,7 @@ from functools import reduce
 
 import numpy as np
 
-from recommender.gpu.columns import Columns, Floats, numbers
+from recommender.gpu.columns import Columns, Floats, Mask, numbers
 from recommender.gpu.folds import is_along_lanes, is_told_across
 from recommender.gpu.products import Product
 from tilecore.gpu_target import GpuTarget
@@ -50,15 +50,45 @@ def _pipelined(op: TileOp) -> Loop | None:
     return next((loop for loop in op.loops if loop.kind == "pipelined"), None)
 
 
+def operands_in_memory(
+    launch: Launch, target: GpuTarget, found: Sequence[Product]
+) -> dict[Buffer, Mask]:
+    """Return the fragments that products multiply out of shared memory, and in which configs.
+
+    Scalar multiply-adds read nothing else, and products of quads hold sums otherwise than operands;
+    so do warps that have parts of one row of what another product has summed up.
+    """
+    sums = {p.op.stmt.c.buffer for p in found if isinstance(p.op.stmt, Gemm)}
+    summed = sums | {
+        write.buffer
+        for op in launch.ops
+        if any(read.buffer in sums for read in op.reads)
+        for write in op.writes
+    }
+    kept: dict[Buffer, Mask] = {}
+    for product in found:
+        assert isinstance(product.op.stmt, Gemm)
+        a, b = product.op.stmt.a.buffer, product.op.stmt.b.buffer
+        for operand in (a, b):
+            if operand.scope != "fragment":
+                continue
+            is_kept = ~product.is_tensor | target.multiplies_by_quads
+            if operand is a and a in summed:
+                is_kept = is_kept | product.shares_rows
+            kept[operand] = kept[operand] | is_kept if operand in kept else is_kept
+    return kept
+
+
 def shared_bytes(
     launch: Launch, columns: Columns, stages: Mapping[Buffer, Floats],
-    staged: Sequence[tuple[TileOp, Floats]],
+    kept: Mapping[Buffer, Mask], staged: Sequence[tuple[TileOp, Floats]],
 ) -> Floats:  # fmt: skip
     """Return the most bytes of shared tiles alive at once.
 
-    ``staged``: sums on their way out that are among them, with their bytes.
+    ``kept``: fragments that lie there in some configs (``operands_in_memory``). ``staged``: sums on
+    their way out that are among them, with their bytes.
     """
-    tiles = [t for t in launch.tiles if t.scope == "shared"]
+    tiles = [t for t in launch.tiles if t.scope == "shared" or t in kept]
     spans: dict[Buffer, list[int]] = {}
     outgoing: list[tuple[int, Floats]] = []
     leaving = {id(op): size for op, size in staged}
@@ -77,7 +107,8 @@ def shared_bytes(
         alive = numbers(0, columns)
         for tile, (first, end) in spans.items():
             if first <= moment <= end:
-                alive = alive + tile_bytes(tile, columns, stages)
+                size = tile_bytes(tile, columns, stages)
+                alive = alive + (kept[tile] * size if tile in kept else size)
         for when, size in outgoing:
             alive = alive + (when == moment) * size
         moments.append(alive)

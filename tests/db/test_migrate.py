@@ -16,6 +16,7 @@ from sqlalchemy import MetaData, inspect, text
 from sqlalchemy import exc as sa_exc
 
 from db.errors import (
+    BackupFailed,
     DatabaseLocked,
     DatabaseUnreachable,
     NotADatabase,
@@ -406,6 +407,30 @@ def test_the_copy_aside_holds_what_the_log_still_has(store, database_path):
     copy = copy_aside(database_path, "0000")
     with closing(sqlite3.connect(copy)) as connection:
         assert connection.execute("select owner from leader").fetchall() == [("me",)]
+
+
+def test_no_schema_is_changed_of_which_no_copy_could_be_made(store, database_path):
+    """A full disk was an unexpected error, and left an empty file as the copy of before."""
+    downgrade(store.database, "0013")
+    taken = database_path.with_name(f"{database_path.name}.before-{HEAD}-from-0013")
+    taken.mkdir()
+    with pytest.raises(BackupFailed, match="room for it once more"):
+        open_database(f"sqlite:///{database_path}")
+    assert revision(store.database) == "0013"
+    taken.rmdir()
+    open_database(f"sqlite:///{database_path}").close()
+    with closing(sqlite3.connect(taken)) as copy:
+        assert copy.execute("select version_num from alembic_version").fetchall() == [("0013",)]
+
+
+def test_a_folder_that_takes_no_lock_is_named(store, database_path):
+    """`tilecore migrate` of a file in a folder that is only read was an unexpected error."""
+    downgrade(store.database, "0013")
+    lock = database_path.with_name(f"{database_path.name}.migrate.lock")
+    lock.unlink(missing_ok=True)
+    lock.mkdir()
+    with pytest.raises(DatabaseUnreachable, match="cannot be opened: Is a directory"):
+        upgrade(store.database)
 
 
 @pytest.mark.few(1)

@@ -17,9 +17,11 @@ from db.errors import (
     SchemaTooOld,
     ValueOutOfRange,
 )
+from db.file_url import with_password_file
 from db.migrate import HEAD, REVISIONS
 from db.session import OVERFLOW, PING_S, POOL, Database
 from db.store import SqlStore
+from tests import postgres
 from tests.db.conftest import BOTH
 
 SERVER = pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
@@ -60,6 +62,39 @@ def test_a_server_behind_a_cut_link_is_not_waited_for_for_long(store_url):
 
 
 @pytest.mark.exhaustive
+def test_a_password_that_is_changed_under_an_open_database_is_taken(tmp_path):
+    """It was read once: after a rotation no process of the service could connect any more."""
+    if not postgres.PROGRAMS:
+        pytest.skip("no PostgreSQL here: install it")
+    secret = tmp_path / "pass word"
+    secret.write_text("first\n")
+    with postgres.postgres_folder() as folder:
+        cluster = postgres.Cluster(folder, postgres.free_port(), postgres.UNSAFE, password="first")
+        cluster.start()
+        try:
+            cluster.wait()
+            database = Database(with_password_file(cluster.url("postgres"), secret))
+
+            def answer() -> int:
+                with database.read() as session:
+                    return session.execute(text("select 1")).scalar_one()
+
+            assert answer() == 1
+            with database.write() as session:
+                session.execute(text("alter role tilecore password 'next'"))
+            database.close()  # as when the server ends its connections
+            with pytest.raises(DatabaseUnreachable, match="password authentication failed"):
+                answer()
+            secret.write_text("next\n")
+            assert answer() == 1
+            database.close()
+            secret.unlink()
+            with pytest.raises(DatabaseUnreachable, match="the password cannot be read"):
+                answer()
+        finally:
+            cluster.stop()
+
+
 @SERVER
 def test_a_server_that_hangs_is_not_waited_for_for_ever(store_url):
     """Its system still answers: neither TCP nor the server ended a request that was under way."""

@@ -190,7 +190,7 @@ def test_commands_get_in_with_the_password_of_the_file_and_only_with_it(site):
     assert wrong.read_text() not in done.stderr
     done = site.run("migrate")
     assert (done.returncode, done.stderr) == (0, "")
-    shown = f":***@127.0.0.1:{site.ports['5432']}/tilecore"
+    shown = f"tilecore@127.0.0.1:{site.ports['5432']}/tilecore"
     assert re.fullmatch(f".*{re.escape(shown)}: schema is current \\(was empty\\)\n", done.stdout)
     with site.connect("tilecore") as connection:
         assert connection.execute("select version_num from alembic_version").fetchall() == [(HEAD,)]

@@ -226,6 +226,56 @@ def test_library_kernels_have_spaces_whose_shared_memory_is_the_compilers(case, 
         assert 0 <= more <= ROWS_MOVED_BYTES, space.config(row)
 
 
+WIDE_HEADS = {
+    "batch": 2,
+    "heads": 8,
+    "kv_heads": 8,
+    "seq_q": 512,
+    "seq_kv": 512,
+    "dim": 256,
+    "dtype": "float16",
+}
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "fields", "config"),
+    [
+        # Several warps have a row of the scores.
+        ("a100", "attention", WIDE_HEADS,
+         {"block_M": 64, "block_N": 64, "num_stages": 1, "threads": 256}),
+        ("b200", "attention", WIDE_HEADS,
+         {"block_M": 192, "block_N": 32, "num_stages": 3, "threads": 256}),
+        # Quads hold sums otherwise than operands.
+        ("v100", "attention", WIDE_HEADS | {"dim": 128},
+         {"block_M": 64, "block_N": 96, "num_stages": 1, "threads": 128}),
+        # Multiply-adds: there is no matrix instruction for bfloat16.
+        ("t4", "attention", WIDE_HEADS | {"dim": 64, "dtype": "bfloat16"},
+         {"block_M": 64, "block_N": 64, "num_stages": 1, "threads": 128}),
+        ("v100", "dequant_gemm", {"m": 32, "n": 4096, "k": 4096},
+         {"block_K": 128, "block_M": 32, "block_N": 128, "num_stages": 2, "splits": 4,
+          "threads": 256}),
+    ],
+)  # fmt: skip
+def test_operands_that_registers_do_not_hold_take_shared_memory(device, name, fields, config):
+    space = library_space(name, device, **fields)
+    target, table = target_of(space.hardware), space.known(space.table([config]))
+    launch = space.graph.launches[0]
+    block = block_resources(launch, table, target, products(launch, table, target))
+    plan, _, _ = lower_gpu(space.definition.program(space.problem, config), target)
+    made = next(iter(plan.launches.values()))
+    assert 0 <= made.shared_bytes - block.shared_bytes[0] <= ROWS_MOVED_BYTES
+
+
+@pytest.mark.parametrize("device", ["a100", "v100"])
+def test_what_is_recommended_has_room_for_its_operands(device):
+    space = library_space("attention", device, **WIDE_HEADS)
+    target, order = target_of(space.hardware), np.argsort(estimate(space).time_s)
+    for row in order[:3]:
+        lower_gpu(space.definition.program(space.problem, dict(space.config(row))), target)
+    with pytest.raises(InvalidConfig, match="shared"):
+        space.check({"block_M": 128, "block_N": 64, "num_stages": 3, "threads": 256})
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("device", ["a100", "h100"])

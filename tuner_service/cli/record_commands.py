@@ -17,6 +17,7 @@ from db.migrate import downgrade, open_database, revision, upgrade
 from db.records import MeasurementQuery, RunRecord
 from db.session import Database
 from db.store import SqlStore
+from tilecore.whole_file import written_whole
 from tuner_service import wiring
 from tuner_service.cli import console as show
 from tuner_service.cli.console import out
@@ -78,16 +79,12 @@ def log(
         show.print_measurements(out, store.page(query, limit=limit).items)
         return
     pieces = store.log.export(query, form)
-    partial = export.with_name(f".{export.name}.partial")
     try:
-        with partial.open("wb") as file:
+        with written_whole(export) as partial, partial.open("wb") as file:
             for piece in pieces:
                 file.write(piece.encode() if isinstance(piece, str) else piece)
-        partial.replace(export)
     except OSError as error:
         raise ExportFailed(path=export, reason=error.strerror or str(error)) from error
-    finally:
-        partial.unlink(missing_ok=True)
     out.print(f"written: {export}", soft_wrap=True, highlight=False)
 
 
