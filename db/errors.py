@@ -124,6 +124,14 @@ class BackupFailed(DatabaseError):
     default_hint = "name a file in an existing, writable folder with room for the database"
 
 
+class NotEmpty(DatabaseError):
+    """A database that shall be filled from a file has rows already."""
+
+    code, title = "DB835", "not-empty"
+    template = "{url}: expected a database without rows, found some in {found}"
+    default_hint = "make a new database, `tilecore migrate`, restore, and start services after that"
+
+
 class ModelCorrupt(DatabaseError):
     """The bytes of a stored cost model are not those that were saved."""
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from recommender.errors import InvalidRecording
 from recommender.external import ExternalSpace, Value
 from recommender.knob_shapes import places, shapes
+from recommender.measurement import Protocol
 from recommender.search import Landscape
 from tilecore.lazy import cached_property
 
@@ -32,6 +33,7 @@ RESULTS = frozenset(
     }
 )  # fmt: skip
 WORKED = ("ok", "correct")  # what CSV says in `status`, in any case; without it, who has a time did
+CONFIRMED = Protocol.CONFIRM.value  # wins where as many configurations were screened
 Config = tuple[str, ...]
 
 
@@ -195,13 +197,29 @@ def _json_rows(text: str) -> list[tuple[Mapping[str, str], float]]:
             for row in found["cache"].values()
         ]
     rows: list[tuple[Mapping[str, str], float]] = []
-    for result in found["results"]:
+    for result in _of_one_protocol(found["results"]):
         config = {str(k): str(v) for k, v in result["configuration"].items()}
         repeats = result["times"].get("runtimes") or []
         is_right = result.get("invalidity", "correct") == "correct"
         mean = sum(map(float, repeats)) / len(repeats) if repeats else math.nan
         rows.append((config, _seconds(mean, is_right)))
     return rows
+
+
+def _of_one_protocol(results: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Return the results of the protocol that measured the most configurations, the newest of each.
+
+    Our own log as T4 says which: times on one thread and on all of them are not compared. Results
+    that say nothing of one are all kept.
+    """
+    newest: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for result in sorted(results, key=lambda r: str(r.get("timestamp", ""))):
+        if "protocol" not in result:
+            return results
+        key = json.dumps(result["configuration"], sort_keys=True)
+        newest.setdefault(str(result["protocol"]), {})[key] = result
+    found = max(newest.items(), key=lambda p: (len(p[1]), p[0] == CONFIRMED), default=("", {}))[1]
+    return list(found.values())
 
 
 def _seconds(time_ms: Any, worked: bool) -> float:

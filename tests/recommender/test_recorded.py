@@ -91,6 +91,29 @@ def test_what_is_no_recording_is_refused(tmp_path, text, reason):
         RecordedSpace.load(path)
 
 
+def test_times_of_two_protocols_are_not_mixed(tmp_path):
+    """The log as T4 has what was screened on one thread, and what was confirmed on all."""
+
+    def result(bx, time, protocol, day):
+        return {
+            "configuration": {"bx": bx}, "times": {"runtimes": [time]}, "protocol": protocol,
+            "timestamp": f"2026-11-{day} 10:00:00+00:00",
+        }  # fmt: skip
+
+    confirmed = [result(16, 3.0, "confirm", 12), result(32, 2.0, "confirm", 12)]
+    screened = [result(bx, 100.0 + bx, "screen", 11) for bx in (16, 32, 64)]
+    again = [result(16, 4.0, "confirm", 13)]
+    for results, expected in (
+        ([*again, *confirmed, *screened], [116.0, 132.0, 164.0]),
+        ([*again, *confirmed, *screened[1:]], [4.0, 2.0]),  # the newest of each
+    ):
+        path = tmp_path / "own.t4.json"
+        path.write_text(json.dumps({"results": results}))
+        space = RecordedSpace.load(path)
+        times = dict(zip(space.configs, np.round(space.time_s * 1e3, 6).tolist(), strict=True))
+        assert [times[(str(bx),)] for bx in (16, 32, 64)[: len(times)]] == expected
+
+
 def test_damaged_archives_are_refused(tmp_path):
     whole = RECORDED.read_bytes()
     rng = np.random.default_rng(0)

@@ -1,6 +1,7 @@
 """Who may use the service, how often, how many at once; what it tells of its requests."""
 
 import asyncio
+import time
 from collections import Counter
 from datetime import timedelta
 
@@ -8,7 +9,7 @@ import httpx
 import pytest
 import structlog
 
-from tests.tuner_service.serving import LOCAL, TestClient
+from tests.tuner_service.serving import LOCAL, TestClient, served
 from tests.tuner_service.test_app import GEMM, coordinate, problem
 from tuner_service.app import create_app
 from tuner_service.jobs import Effort, submit
@@ -62,6 +63,26 @@ def test_on_loopback_nobody_needs_a_key_unless_told_so(serve):
     assert serve(auth="required").get("/v1/kernels").status_code == 401
     assert serve(host="0.0.0.0").get("/v1/kernels").status_code == 401
     assert serve(host="0.0.0.0", auth="off").get("/v1/kernels").status_code == 200
+
+
+def test_a_stream_ends_when_its_key_is_revoked(
+    bearer, settings, store, new_run_of_host, monkeypatch
+):
+    """Who followed a run when a key was revoked went on following it to its end."""
+    monkeypatch.setattr(access, "REMEMBERED_S", 0.2)
+    app = create_app(settings.model_copy(update={"auth": "required"}), store)
+    run = new_run_of_host.public_id
+    with served(app) as address, httpx.Client(base_url=address, timeout=20) as client:
+        client.headers = bearer("read")
+        with client.stream("GET", f"/v1/tuning-runs/{run}/events") as stream:
+            lines = stream.iter_lines()
+            assert next(lines).startswith("event: queued")
+            store.keys.revoke(store.keys.list()[0].prefix)
+            deadline = time.monotonic() + 20
+            for line in lines:  # of a stream that goes on there is a sign of life now and then
+                assert not line.startswith("event")
+                assert time.monotonic() < deadline
+        assert client.get(f"/v1/tuning-runs/{run}/events").status_code == 401
 
 
 FOREIGN = (

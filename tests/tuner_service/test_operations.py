@@ -84,6 +84,17 @@ def test_a_copy_is_whole_while_others_write(cli, store, settings, filled, tmp_pa
     assert store.count_measurements() == 8
 
 
+def test_a_copy_fills_an_empty_database(cli, filled, monkeypatch, tmp_path):  # noqa: F811
+    copy = tmp_path / "copy.db"
+    assert cli("db", "backup", str(copy))[0] == 0
+    monkeypatch.setenv("TILECORE_DATABASE_URL", f"sqlite:///{tmp_path}/new/tilecore.db")
+    status, out, _ = cli("db", "restore", str(copy))
+    assert status == 0
+    assert "new/tilecore.db: 8 measurements, " in out
+    status, _, err = cli("db", "restore", str(copy))
+    assert (status, err[:12]) == (2, "error: DB835")
+
+
 def test_what_is_no_embedded_database_is_not_copied(cli, monkeypatch, tmp_path):  # noqa: F811
     for url, why in (
         ("postgresql+psycopg://me:secret@db/x", "pg_dump"),

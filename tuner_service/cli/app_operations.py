@@ -69,6 +69,16 @@ def backup(
     operations.back_up(load_settings(), file)
 
 
+@db_app.command()
+def restore(
+    file: Annotated[Path, typer.Argument(help="a copy by `tilecore db backup`, or a tilecore.db")],
+) -> None:
+    """Fill the empty database of the settings, PostgreSQL's too, with what a file has."""
+    from tuner_service.cli import operations
+
+    operations.restore(load_settings(), file)
+
+
 @model_app.command("list")
 def list_models(
     kernel: Annotated[str | None, typer.Option(help="only of this kernel")] = None,

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from db.backup import back_up as back_up_file
 from db.records import RetentionPolicy
+from db.restore import restore as restore_file
 from db.session import Database
 from tuner_service import wiring
 from tuner_service.cli import console as show
@@ -62,6 +63,21 @@ def back_up(settings: Settings, target: Path) -> None:
         )
     size = back_up_file(database.path, target)
     out.print(f"written: {target}, {size / 2**20:,.1f} MiB", soft_wrap=True, highlight=False)
+
+
+def restore(settings: Settings, file: Path) -> None:
+    """Fill the database of the settings with the rows of a file.
+
+    Raises:
+        DatabaseError: the file cannot be read, or the database has rows already (DB835).
+    """
+    store = wiring.open_store(settings)
+    counts = restore_file(file, store.database)
+    told = f"{counts['measurement']:,} measurements, {counts['tuning_run']:,} runs"
+    out.print(
+        f"{store.database.shown_url}: {told}, {sum(counts.values()):,} rows in all",
+        soft_wrap=True, highlight=False,
+    )  # fmt: skip
 
 
 def compact(settings: Settings, policy: RetentionPolicy, *, dry_run: bool, vacuum: str) -> None:

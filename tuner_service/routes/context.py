@@ -6,7 +6,7 @@ import base64
 import binascii
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Annotated, Any, Protocol, TypeVar
 
 from anyio import CapacityLimiter
@@ -78,7 +78,15 @@ async def _sender(request: Request) -> Principal:
     return sender
 
 
+async def _may_stay(request: Request) -> MayStay:
+    found: MayStay = request.state.may_stay
+    return found
+
+
+MayStay = Callable[[], Awaitable[bool]]
 Sender = Annotated[Principal, Depends(_sender)]
+# Whether the sender is let in yet, of what lasts: keys are revoked meanwhile.
+Stay = Annotated[MayStay, Depends(_may_stay)]
 Store = Annotated[SqlStore, _of_app("store")]
 AppAnswers = Annotated[Answers, _of_app("answers")]
 Engine = Annotated[StudyEngine, _of_app("engine")]

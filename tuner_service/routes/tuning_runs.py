@@ -27,6 +27,7 @@ from tuner_service.routes.context import (
     IdempotencyKey,
     Limit,
     Sender,
+    Stay,
     Store,
     Streams,
     page_of,
@@ -219,15 +220,17 @@ async def stream_events(
     run: Annotated[RunRecord, Depends(_run)],
     store: Store,
     streams: Streams,
+    may_stay: Stay,
     last_event_id: LastEventId = 0,
 ) -> AsyncIterator[ServerSentEvent]:
     """Stream what happens in a run until it is finished; resume with Last-Event-ID.
 
-    While the database is away the stream waits for it. It ends early where the service stops.
+    While the database is away the stream waits for it. It ends early where the service stops, and
+    where the key of who follows is revoked or expires.
     """
     last = last_event_id
     with streams.place():
-        while not streams.is_ending:
+        while not streams.is_ending and await may_stay():
             try:
                 events = await run_sync(partial(store.runs.events, run.id, after=last))
                 now = await run_sync(partial(store.runs.get, run.public_id))

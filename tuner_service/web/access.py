@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import time
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 from typing import Annotated
 
@@ -23,6 +24,7 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from db.errors import DatabaseError
 from db.records import ROLES, KeyRecord
 from db.store import SqlStore
 from tilecore.errors import TileError
@@ -130,6 +132,19 @@ class Keyring:
             raise error
         return Principal(key.prefix, key.role, key.name)
 
+    async def still_lets_in(self, secret: str) -> bool:
+        """Return whether a key that was let in is valid yet; so is it while nobody can say."""
+        digest = hashlib.sha256(secret.encode()).digest()
+        known = self._remembered.get(digest)
+        if known is None or known[0] <= time.monotonic():
+            try:
+                key = await self._ask(secret, digest)
+            except DatabaseError:
+                return True
+        else:
+            key = known[1]
+        return key is not None and key.is_valid
+
     async def _find(self, secret: str, client: str) -> KeyRecord | None:
         digest = hashlib.sha256(secret.encode()).digest()  # keys themselves are not kept
         known = self._remembered.get(digest)
@@ -188,6 +203,7 @@ class Access:
             await self._app(scope, receive, send)
             return
         scope["state"]["principal"] = ANONYMOUS
+        scope["state"]["may_stay"] = _anybody
         if scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
@@ -211,7 +227,14 @@ class Access:
         if not given and scope["method"] == "GET":  # other sites can let a browser send the rest
             kept = HTTPConnection(scope).cookies.get(COOKIE, "")
             given = f"Bearer {kept}" if kept else ""
-        return await self._keyring.owner(given, address_of(scope))
+        sender = await self._keyring.owner(given, address_of(scope))
+        secret = given.partition(" ")[2]
+        scope["state"]["may_stay"] = partial(self._keyring.still_lets_in, secret)
+        return sender
+
+
+async def _anybody() -> bool:
+    return True
 
 
 def address_of(scope: Scope) -> str:
