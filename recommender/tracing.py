@@ -197,6 +197,9 @@ def working_values(
         try:
             question.trace(values)
         except TileError as error:
+            named = in_words({k: v for k, v in values.items() if k in question.space})
+            if named and not error.hint:
+                error.hint = f"that is with {named}: name other values (`space`)"
             faults.append(error)
             continue
         return values

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import tempfile
 import time
 from pathlib import Path
 
 from recommender.workload import Workload
 from tilecore.tile_config import TileConfig
+from workers.errors import WorkerLost
 from workers.host import candidate_memory_bytes
-from workers.outcome import Compiled, Failure, compile_failure
-from workers.sandbox import Returned, Sandbox, Zygote
+from workers.outcome import Compiled, Failure, compile_failure, describe
+from workers.sandbox import Outcome, Raised, Returned, Sandbox, Zygote
 from workers.toolbox import Toolbox
 
 MEMORY_BYTES = 8 << 30
 PER_DEVICE = 8  # compilers that feed one device: compiling takes several times as long as SCREEN
+# What the system says of a disk that takes nothing, be it to Python, LLVM or a linker.
+NO_ROOM = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS))
+ROOM_BYTES = 1 << 20  # a compiled candidate takes less
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -62,6 +69,8 @@ class CompileWorker:
 
     def __init__(self, zygote: Zygote, toolbox: Toolbox, store: Path, timeout_s: float) -> None:
         self._sandbox = Sandbox(zygote, CandidateCompiler, toolbox, store)
+        self._name = zygote.name
+        self._store = store
         self._timeout_s = timeout_s
 
     def compile(self, workload: Workload, config: TileConfig) -> Compiled | Failure:
@@ -76,10 +85,22 @@ class CompileWorker:
         if isinstance(outcome, Returned):
             compiled: Compiled = outcome.value
             return compiled
+        if _lacks_room(outcome):
+            raise WorkerLost(worker=self._name, reason=describe(outcome))
         return compile_failure(outcome, time.monotonic() - start)
 
     def recover(self) -> None:
-        """Nothing to wait for: the next call starts what it needs."""
+        """Return if there is room for a candidate; the next call starts all else that it needs.
+
+        Raises:
+            WorkerLost: there is none (WK701).
+        """
+        try:
+            self._store.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self._store) as file:
+                file.write(bytes(ROOM_BYTES))
+        except OSError as error:
+            raise WorkerLost(worker=self._name, reason=f"{self._store}: {error}") from error
 
     def kill(self) -> None:
         """End the child process at once, from any thread."""
@@ -88,3 +109,8 @@ class CompileWorker:
     def close(self) -> None:
         """End the child process; not while a call is in progress."""
         self._sandbox.close()
+
+
+def _lacks_room(outcome: Outcome) -> bool:
+    """Return whether the disk is at fault, not the candidate."""
+    return isinstance(outcome, Raised) and any(told in outcome.text for told in NO_ROOM)

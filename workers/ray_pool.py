@@ -57,7 +57,8 @@ class CompileActor:
     """Runs a CompileWorker on any node with a free core."""
 
     def ready(self) -> None:
-        """Return once the actor runs."""
+        """Return once the actor runs, if there is room for candidates on its node."""
+        self._worker.recover()
 
     def __init__(self, toolbox: Toolbox, store: Path, timeout_s: float) -> None:
         store.mkdir(parents=True, exist_ok=True)

@@ -222,6 +222,13 @@ def test_bad_questions_get_errors_with_codes(case):
     assert "expected" in str(caught.value) or caught.value.code in ("RC602", "TC105")
 
 
+def test_a_value_that_makes_no_program_is_told_with_its_fault():
+    """It was a division by zero in the program's line, whoever named the 0."""
+    with pytest.raises(TileError, match="divisor other than 0") as found:
+        ask(programs.matmul, space={"block_M": (0, -5)}, **GEMM_SIZES)
+    assert "that is with block_M=0: name other values" in str(found.value)
+
+
 @pytest.mark.parametrize("device", ["host", "h100"])
 @pytest.mark.parametrize("empty", [{"M": 0}, {"K": 0}, {"M": 0, "N": 0}])
 @pytest.mark.filterwarnings("error")

@@ -6,6 +6,7 @@ The knob ``fault`` says what the candidate does; "compile-…" faults happen in 
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import gc
 import os
@@ -104,6 +105,7 @@ CRASHES: dict[str, Callable[[], object]] = {
     "unpicklable": _refuse(Unpicklable("bad luck")),
     "invalid": _refuse(InvalidConfig(knob="fault", value="invalid", expected="a good one")),
     "toolchain": _refuse(ToolchainMissing(tool="ld", purpose="linking")),
+    "without-room": _refuse(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))),
     "refuse": _refuse(CompileFailed(stage="llvm", detail="no such instruction")),
 }
 

@@ -23,6 +23,7 @@ FAULTS = [
     ("compile-hang", S.COMPILE_TIMEOUT, "killed after"),
     ("compile-invalid", S.INVALID_CONFIG, "TC303"),
     ("compile-toolchain", S.TOOLCHAIN_MISSING, "TC306"),
+    ("compile-without-room", S.WORKER_LOST, "No space left on device"),  # no candidate's fault
     ("compile-orphan", S.COMPILE_ERROR, "left processes behind: sh"),
     ("segfault", S.LAUNCH_ERROR, "SIGSEGV"),
     ("abort", S.LAUNCH_ERROR, "free(): invalid pointer"),
