@@ -231,8 +231,15 @@ end:
 }
 
 ; Leave threads out of some launches if the caller waited for them longer than it worked: of more and
-; more, as long as it does.
-define internal void @judge(ptr %rest, i64 %since, i64 %done, i64 %until) {
+; more, as long as it does. Where own threads stay on CPUs, as for measuring, none is ever left out.
+define internal void @judge(ptr %pool, ptr %rest, i64 %since, i64 %done, i64 %until) {
+entry:
+  %cpus.at = getelementptr %pool, ptr %pool, i32 0, i32 6
+  %cpus = load i32, ptr %cpus.at
+  %are_free = icmp eq i32 %cpus, 0
+  br i1 %are_free, label %look, label %end
+
+look:
   %worked = sub i64 %done, %since
   %waited = sub i64 %until, %done
   %is_longer = icmp ugt i64 %waited, %worked
@@ -248,6 +255,9 @@ define internal void @judge(ptr %rest, i64 %since, i64 %done, i64 %until) {
   store i32 %then, ptr %next.at
   %leave = select i1 %was_long, i32 %capped, i32 0
   store i32 %leave, ptr %rest
+  br label %end
+
+end:
   ret void
 }
 
@@ -362,16 +372,7 @@ offered:
   %until = call i64 @llvm.readcyclecounter()
   call void @close(ptr %job)
   %end = call i64 @llvm.readcyclecounter()
-  %cpus.at = getelementptr %pool, ptr %pool, i32 0, i32 6
-  %cpus = load i32, ptr %cpus.at
-  %are_free = icmp eq i32 %cpus, 0      ; where they have cores of their own they are asked again
-  br i1 %are_free, label %look, label %over
-
-look:
-  call void @judge(ptr %rest.own, i64 %since, i64 %until, i64 %end)
-  br label %over
-
-over:
+  call void @judge(ptr %pool, ptr %rest.own, i64 %since, i64 %until, i64 %end)
   %told = call i32 @ended(ptr %job)
   %busy.at = getelementptr %job, ptr %job, i32 0, i32 8
   store atomic i32 0, ptr %busy.at release, align 4
@@ -384,7 +385,7 @@ shared:
   %all = call i64 @llvm.readcyclecounter()
   %done.at = getelementptr %job, ptr %here, i32 0, i32 10
   %done = load i64, ptr %done.at
-  call void @judge(ptr %rest, i64 %begun, i64 %done, i64 %all)
+  call void @judge(ptr %pool, ptr %rest, i64 %begun, i64 %done, i64 %all)
   %result = call i32 @ended(ptr %here)
   ret i32 %result
 }

@@ -78,6 +78,8 @@ def set_num_threads(count: int) -> None:
 def pin_own_threads(cpus: Sequence[int]) -> None:
     """Let kernels' own threads that start from now on stay on a CPU each, in turn.
 
+    From now on no launch goes to other threads because one had to be waited for.
+
     Args:
         cpus: logical CPUs; the first one is left to the calling thread, which is not pinned.
     """

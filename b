@@ -1,0 +1,1 @@
+﻿{"kernel":"gemm","problem":{"m":64,"n":64,"k":64}}
