@@ -37,6 +37,7 @@ EXPECTED = {  # by pydantic's type of an error; its context has the rest
     "model_type": "an object",
     "model_attributes_type": "an object",
     "literal_error": "{expected}",
+    "enum": "{expected}",
     "timezone_aware": "a time with its zone (2026-11-22T10:00:00Z)",
     "json_invalid": "JSON",
 }

@@ -69,6 +69,20 @@ def test_questions_about_kernels(client, store, case):
     assert store.runs.list() == []
 
 
+def test_what_parameters_refuse_is_told_once_and_in_our_words(client):
+    """A closed set was told in pydantic's words, a header that two parts of a route read twice."""
+    for query, expected in (
+        ("status=ok", "expected 'OK', "),
+        ("protocol=x", "expected 'screen' or "),
+    ):
+        told = problem(client.get(f"/v1/measurements?{query}"), 422, "SV901")["errors"]
+        assert [fault["detail"].startswith(expected) for fault in told] == [True]
+    answer = client.get("/v1/tuning-runs/none/events", headers={"Last-Event-ID": "abc"})
+    told = problem(answer, 422, "SV901")
+    assert told["detail"] == "/header/last-event-id: expected an integer, found 'abc'"
+    assert len(told["errors"]) == 1
+
+
 ILLEGAL = {
     "a knob that it has not": ({"block_Q": 64}, "TC303"),
     "a value that no device can hold": ({"block_M": 1 << 20}, "RC602"),

@@ -115,10 +115,13 @@ async def _faulty_parts(request: Request, error: Exception) -> JSONResponse:
 
 async def _validation_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    faults = [
-        FieldFault(pointer="/" + "/".join(map(str, e["loc"])), detail=told(e), code=e["type"])
+    told_once = {  # what two dependencies of a route read is refused by both
+        (tuple(e["loc"]), e["type"]): FieldFault(
+            pointer="/" + "/".join(map(str, e["loc"])), detail=told(e), code=e["type"]
+        )
         for e in error.errors()
-    ]
+    }
+    faults = list(told_once.values())
     summary = "; ".join(f"{f.pointer}: {f.detail}" for f in faults[:3])
     fault = InvalidRequest(message=summary)
     if isinstance(error.body, bytes):  # it was not read as JSON
