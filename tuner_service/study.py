@@ -345,8 +345,13 @@ def _outcome(
 
 def _times(found: Any) -> tuple[Sequence[float], str]:
     """Return times of a configuration, or why they are none."""
+    # An array without axes is iterable by its type alone.
+    has_several = isinstance(found, Iterable) and getattr(found, "ndim", 1) != 0
+    several = found if has_several else [found]
     try:
-        times_s = [float(t) for t in (found if isinstance(found, Iterable) else [found])]
+        if isinstance(found, (str, bytes)):  # its letters would be times
+            raise TypeError
+        times_s = [float(t) for t in several]
     except (TypeError, ValueError):
         message = f"measure: expected seconds, or a sequence of them, found {found!r}"
         raise InvalidRequest(message=message[:MOST_TOLD]) from None

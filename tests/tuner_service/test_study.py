@@ -2,7 +2,9 @@
 
 import threading
 
+import numpy as np
 import pytest
+import torch
 
 from db.errors import IdempotencyConflict
 from recommender.errors import InvalidExternalSpace, InvalidRecording
@@ -85,6 +87,20 @@ def test_failures_are_no_times(place, store):
         Study("never", TILES, service=place).optimize(lambda config: float("nan"))
 
 
+@pytest.mark.parametrize("text", ["15", b"15"])
+def test_a_text_is_no_time(place, text):
+    """Every letter, or byte, of what a program had printed was one: 1 and 5 s, 49 and 53 s."""
+    study = Study("printed", TILES, service=place)
+    with pytest.raises(InvalidRequest, match="expected seconds, or a sequence of them"):
+        study.optimize(lambda config: text)
+
+
+def test_numbers_of_numpy_and_torch_are_times(place):
+    for number in (np.float32(0.5), np.array(0.5), torch.tensor(0.5), torch.tensor([0.5, 0.5])):
+        study = Study("numbers", {"a": [1]}, service=place, max_trials=1, warm_start=False)
+        assert study.optimize(lambda config, number=number: number).time_s == 0.5
+
+
 def test_what_is_not_caught_is_measured_again(place):
     study = Study("stops", TILES, service=place, default={"BM": 64, "BN": 64, "stages": 2})
     seen = []
@@ -145,6 +161,9 @@ def test_a_closed_study_gives_what_it_has(place, store):
         ({"parameters": TILES, "strategy": "magic"}, InvalidRequest),
         ({"parameters": TILES, "max_trials": 0}, InvalidRequest),
         ({"parameters": TILES, "default": {"BM": 1}}, InvalidExternalSpace),
+        ({"parameters": {"a": 1}}, InvalidExternalSpace),
+        ({"parameters": {"order": "rc"}}, InvalidExternalSpace),  # its letters were the values
+        ({"parameters": {1: [1, 2]}}, InvalidExternalSpace),
         ({"configurations": []}, InvalidExternalSpace),
         ({"configurations": [{"a": 1}, {"b": 1}]}, InvalidExternalSpace),
         ({"configurations": [{"a": 1}, {"a": 1}]}, InvalidExternalSpace),

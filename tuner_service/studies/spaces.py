@@ -6,11 +6,12 @@ long as the space is the same, which the digest of a library kernel's candidates
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from db.store import SqlStore
+from recommender.errors import InvalidExternalSpace
 from recommender.external import ExternalSpace, Value
 from recommender.screening import SpaceCandidates
 from recommender.search import Landscape
@@ -121,11 +122,28 @@ def written_down(
         InvalidExternalSpace: these make no space (RC610).
     """
     if configurations is None:
-        values = {name: tuple(options) for name, options in (parameters or {}).items()}
+        values = {_name(name): _options(name, all_) for name, all_ in (parameters or {}).items()}
         return ExternalSpace(values, tuple(conditions), default)
     if conditions:
         raise InvalidRequest(message="expected conditions with parameters, found configurations")
     return ExternalSpace.of_list(configurations, default)
+
+
+def _name(found: object) -> str:
+    if not isinstance(found, str):
+        raise InvalidExternalSpace(
+            what="parameter", expected="a text as its name", found=repr(found)
+        )
+    return found
+
+
+def _options(name: str, found: object) -> tuple[Value, ...]:
+    """Return the values of a parameter; a text has letters, which nobody means."""
+    if isinstance(found, (str, bytes)) or not isinstance(found, Iterable):
+        raise InvalidExternalSpace(
+            what=f"values of {name}", expected="a list of values", found=repr(found)
+        )
+    return tuple(found)
 
 
 def described(space: ExternalSpace | KernelSpace) -> dict[str, Any]:
