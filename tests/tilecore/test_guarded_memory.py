@@ -65,7 +65,7 @@ def test_kernels_keep_to_their_memory(file: str) -> None:
 
 @pytest.mark.parametrize("offset", [1, 4096, -4096])
 def test_reading_outside_of_a_tile_ends_the_process(tmp_path: Path, offset: int) -> None:
-    """Behind its end at once, before it by a page."""
+    """Behind its end by one element, and by pages before and behind it."""
     script = tmp_path / "outside.py"
     script.write_text(OUTSIDE.format(offset=offset))
     done = run(str(script))

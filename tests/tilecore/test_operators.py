@@ -450,7 +450,7 @@ def test_failed_assertions_name_message_and_line(artifacts, blocks):
 
 
 def test_no_failed_assertion_is_lost(artifacts):
-    """TVM's thread pool loses the error of a worker now and then."""
+    """Whichever thread meets it: TVM's pool lost that of a worker now and then."""
     kernel = runtime.load(compile(checked(50), store=artifacts))
     b = np.zeros((50, 4), np.float32)
     for attempt in range(300):

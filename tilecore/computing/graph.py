@@ -4,7 +4,8 @@ Extents are integers, or ``extents.Extent`` where they differ from call to call.
 float32, float16, bfloat16 and float64; sums and what lies between two kernels' tensors are float32,
 or float64 where that is (no kernel computes in both). Truth and integers of comparisons, of
 ``where`` and of conversions go into functions of elements and into results, as do floats of 8 bits;
-what else is made of them is torch's matter (``calls``), but for masks and conversions to floats.
+what else is made of them is torch's matter (``calls``), but for masks, conversions to floats,
+counts of truth, and comparisons of integers that float32 tells apart (``functions/counts.py``).
 """
 
 from __future__ import annotations

@@ -273,7 +273,8 @@ def _extreme(op: str, of_two: str) -> Function:
 
 def _with_places(
     op: str, name: str, span: SourceSpan, x: Node, dim: int, keepdim: bool = False
-) -> Any:  # fmt: skip
+) -> Any:
+    """Return what torch does of an axis: the ends and their places, by name."""
     import torch
 
     found = counts.place_of(op, span, x, dim, keepdim)

@@ -198,9 +198,6 @@ def _of_all(x: Masked, own: str, axes: tuple[int, ...]) -> Any:
     found = tensor.called("ne", (x.whole, 0), {}) if own == "count_nonzero" else x.whole
     kept = _where(_expanded(x.mask, x.whole), found, rest)
     reduce = {"count_nonzero": "sum", "max": "amax", "min": "amin"}.get(own, own)
-    if reduce in ("any", "all") and len(axes) > 1 and device() is not None:
-        kept = kept.flatten(0, len(axes) - 1)
-        axes = (0,)
     return tensor.called(reduce, (kept, axes if len(axes) > 1 else axes[0]), {})
 
 
@@ -216,7 +213,6 @@ def _average(
     if not (is_float or is_mean_of_integers) or set(kwargs) - known or len(args) > 2:
         raise x.refused()
     others = math.prod(x.whole.shape[a] for a in axes if a >= x.mask.ndim)
-    # Floats are counted by a kernel, truth by torch or NumPy: in fifty times the time.
     count = tensor.called("sum", (_to(x.mask, x.whole.seen.dtype if is_float else "float64"),), {})
     count = count * others if others != 1 else count
     mean = _of_all(x, "sum", axes) / count

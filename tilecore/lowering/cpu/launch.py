@@ -88,7 +88,7 @@ class LaunchLowering:
             s.buffer for s in walk(plan.launch)
             if isinstance(s, Alloc) and s.buffer.scope == "global"
         }  # fmt: skip
-        self.extents: dict[Var, Any] = {}  # of the grid; none where the caller keeps what is packed
+        self.extents: dict[Var, Any] = {}  # of the grid, once it is known
         self.alone: Any = None  # whether one thread runs all blocks, where that may be of use
 
     def emit(self) -> None:
@@ -203,8 +203,12 @@ class LaunchLowering:
         del self.accessor.places[tile.buffer]
 
     def _hoisted(self, tile: TilePlan) -> list[tuple[Var, int, Any]]:
-        """Return the variables of packed tiles, with their first values and how many there are."""
-        return [(v, first, self.extents.get(v, most)) for v, first, most in tile.hoist_vars]
+        """Return the variables of packed tiles, with their first values and how many there are.
+
+        What the caller keeps was packed for as many as there may be.
+        """
+        now = {} if tile.is_kept else self.extents
+        return [(v, first, now.get(v, most)) for v, first, most in tile.hoist_vars]
 
     def _packed_place(self, tile: TilePlan) -> Place:
         number: Any = 0

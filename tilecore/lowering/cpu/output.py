@@ -57,9 +57,8 @@ def _text(name: str, kinds: list[str]) -> str:
 class Assertions:
     """The assertions of one launch: a block where one fails notes its number and ends.
 
-    TVM's thread pool counts a job as done before it keeps the job's error, so the error of a block
-    may be lost (thread_pool.cc, SignalJobError). Therefore the caller's thread looks at the note
-    once all blocks have ended.
+    The caller's thread looks at the note once all blocks have ended: a pool of threads may lose the
+    error of one (TVM's does, thread_pool.cc, SignalJobError; ``codegen/launch.ll`` does not).
     """
 
     def __init__(self, builder: TirBuilder, launch: KernelLaunch) -> None:
