@@ -14,6 +14,7 @@ from dataclasses import replace
 from tilecore.gpu_target import GpuTarget
 from tilecore.inference.gpu.accesses.signs import Signs
 from tilecore.inference.gpu.copies.groups import group_of
+from tilecore.inference.gpu.copies.pipelining import leads_to
 from tilecore.inference.gpu.loops import divisor
 from tilecore.inference.gpu.plan import (
     BOX_ALIGNMENT,
@@ -29,7 +30,7 @@ from tilecore.ir import nodes
 from tilecore.ir.analysis import kept_axes, pads, read_buffers, writes, written_buffers
 from tilecore.ir.expr import Load, int_value
 from tilecore.ir.nodes import RUNS_ON, Buffer, Copy, For, KernelLaunch, Region, Stmt
-from tilecore.ir.visitor import children, expressions, walk, walk_expr
+from tilecore.ir.visitor import children, expressions, has_jump, walk, walk_expr
 
 MAX_AXES = 5
 MAX_EXTENT = 256
@@ -46,7 +47,8 @@ def with_boxes(
     """Return the pipelines with boxes, if all copies of the launch can be had in boxes.
 
     A warpgroup of its own then issues them: it must find its way to the loops without what the
-    others compute, begin with a warp of its own, and fit in beside them.
+    others compute, begin with a warp of its own, and fit in beside them. It runs ahead, so that
+    it cannot leave an iteration where the others do.
     """
     plain = dict(pipelines)
     flat = all(int_value(t) == 1 for t in launch.threads[1:])
@@ -64,6 +66,8 @@ def with_boxes(
         boxes = [box_of(c.src, c.dst, layouts[c.dst.buffer]) for c in pipeline.copies]
         is_padded = any(c.src.buffer in padded for c in pipeline.copies)
         if is_padded or None in boxes or not _reachable(launch.body, pipeline.loop, written):
+            return plain
+        if has_jump(pipeline.loop.body):
             return plain
         nested = _is_nested(launch.body, pipeline.loop, False)
         groups = [
@@ -261,7 +265,7 @@ def _is_nested(stmt: Stmt, loop: For, inside: bool) -> bool:
 
 def _reachable(stmt: Stmt, loop: For, written: Set[Buffer]) -> bool:
     """Return whether what leads to ``loop`` depends on nothing that the launch computes."""
-    if not any(s is loop for s in walk(stmt)):
+    if isinstance(stmt, nodes.Jump) or not leads_to(stmt, loop):
         return True
     if stmt is loop:
         return not _reads(stmt, written)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from tilecore.inference.gpu.copies.pipelining import leads_to
 from tilecore.inference.gpu.plan import Group
 from tilecore.ir import nodes
 from tilecore.ir.expr import Expr, Load, Var
@@ -35,8 +36,8 @@ def group_of(copy: Copy, loop: For, launch: KernelLaunch) -> Group | None:
 
 
 def _above(stmt: Stmt, loop: For) -> Iterator[Stmt]:
-    """Yield the statements around ``loop``, itself included."""
-    if any(s is loop for s in walk(stmt)):
+    """Yield the statements around ``loop``, itself, and those that may leave a loop around it."""
+    if leads_to(stmt, loop):
         yield stmt
         for child in children(stmt) if stmt is not loop else ():
             yield from _above(child, loop)

@@ -14,7 +14,7 @@ from tilecore.ir.analysis import covers_whole, pads, reads, writes, written_buff
 from tilecore.ir.clusters import multiplies_in_pairs
 from tilecore.ir.expr import Expr, Load, Var, int_value
 from tilecore.ir.nodes import Buffer, Copy, For, KernelLaunch, Stmt
-from tilecore.ir.visitor import buffers_of, expressions, walk, walk_expr
+from tilecore.ir.visitor import buffers_of, expressions, has_jump, walk, walk_expr
 
 ASYNC_BYTES = (4, 8, 16)  # what cp.async moves (PTX ISA 8.7)
 PREFETCHED = 2  # tiles of each kind where the next ones come through registers
@@ -83,6 +83,16 @@ def unawaited_copies(
         and s.src.buffer not in padded
         and _is_async(s, nests)
     )
+
+
+def leads_to(stmt: Stmt, loop: Stmt) -> bool:
+    """Return whether a statement decides if threads come to ``loop``: around it, or by a jump.
+
+    Args:
+        stmt: of the launch, or of the body of a loop around ``loop``.
+        loop: the loop.
+    """
+    return has_jump(stmt) or any(s is loop for s in walk(stmt))
 
 
 def without_single_tiles(pipelines: Mapping[Stmt, Pipeline]) -> dict[Stmt, Pipeline]:

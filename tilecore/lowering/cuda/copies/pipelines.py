@@ -20,7 +20,7 @@ from tilecore.inference.gpu.products.registers import traded
 from tilecore.inference.gpu.products.tensor_products import only_product
 from tilecore.ir import nodes
 from tilecore.ir.nodes import Copy, For, Gemm, Stmt
-from tilecore.ir.visitor import buffers_of, walk
+from tilecore.ir.visitor import buffers_of, has_jump, walk
 from tilecore.lowering.cuda.copies.boxes import boxes_of, prefetch_maps
 from tilecore.lowering.cuda.copies.stages import Ring, use_stage
 from tilecore.lowering.cuda.memory import only
@@ -74,6 +74,8 @@ class AsyncPipeline:
             self.owner.loops.iteration(self.pipeline.loop, add(self.start, turn))
             self.owner.running.drain()
         use_stage(self.owner, self.pipeline.tiles, 0)
+        if has_jump(self.pipeline.loop.body):  # who left it has copies under way
+            builder.evaluate(ptx.cp_async_wait(0).call())
 
     def _issue(self, turn: Any, stage: Any) -> None:
         """Emit the copies of an iteration, if there is such a one, as one group."""
@@ -207,9 +209,12 @@ class BoxPipelines:
     # --- the producer -------------------------------------------------------------------------
 
     def _produce(self, stmt: Stmt) -> None:
-        """Emit the copies of all pipelines inside, under the loops and conditions around them."""
+        """Emit the copies of all pipelines inside, under the loops and conditions around them.
+
+        And the jumps by which the loops around them are left.
+        """
         owner, builder = self.owner, self.builder
-        if not any(s in owner.plan.pipelines for s in walk(stmt)):
+        if not has_jump(stmt) and not any(s in owner.plan.pipelines for s in walk(stmt)):
             return
         match stmt:
             case nodes.Seq(stmts=stmts):
@@ -232,6 +237,8 @@ class BoxPipelines:
                 if other is not None:
                     with builder.otherwise():
                         self._produce(other)
+            case nodes.Jump(word=word):
+                builder.jump(word)
             case _:
                 raise AssertionError("inference lets no pipeline stand here")
 
