@@ -1,1 +1,0 @@
-﻿{"kernel":"gemm","problem":{"m":64,"n":64,"k":64}}
