@@ -92,9 +92,10 @@ def mark_outputs(func: PrimFunc, out_idx: int | Sequence[int] | None) -> PrimFun
     if out_idx is None:
         return func
     count = len(func.params)
-    positions = [out_idx] if isinstance(out_idx, int) else list(out_idx)
+    positions = [out_idx] if isinstance(out_idx, (int, str)) else list(out_idx)
     for position in positions:
-        if not -count <= position < count or not isinstance(func.params[position], Buffer):
+        is_there = hasattr(position, "__index__") and -count <= position < count
+        if not is_there or not isinstance(func.params[position], Buffer):
             raise ArgumentError(
                 position=position,
                 name="out_idx",

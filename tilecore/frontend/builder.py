@@ -83,6 +83,7 @@ class Builder:
         self.fresh: dict[int, Load] = {}  # variables not yet bound to a name
         self.block_vars: tuple[Var, ...] = ()  # of the launch that is open
         self.loose: ScopeError | None = None  # about the first statement that needs a kernel
+        self.unopened: dict[Any, ScopeError] = {}  # about each T.Kernel that no `with` opened yet
         self.depth = 0  # of nested macros
 
     @property

@@ -148,7 +148,12 @@ def finish(
 
     A program that needs a T.Kernel and has none is one block of one thread, but for the axes that
     it binds by name (T.launch_thread).
+
+    Raises:
+        ScopeError: a T.Kernel without `with` (TC104).
     """
+    for error in builder.unopened.values():
+        raise error
     body = builder.frames[0].body()
     if builder.loose is not None:
         launch, one = builder.frames[0].launch, (const(1),)

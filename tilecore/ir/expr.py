@@ -42,6 +42,7 @@ ARITHMETIC = ("add", "sub", "mul", "div", "floordiv", "mod", "min", "max", "pow"
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 LOGICAL = ("and", "or")
 BITWISE = ("bitand", "bitor", "bitxor", "shl", "shr")
+SHOWN = 60  # characters of a value in a message
 LITERAL_BITS = 32  # of a Python number beside a narrower operand
 OF_NUMBERS = (*ARITHMETIC, "lt", "le", "gt", "ge", "shl", "shr")  # truths are 0 and 1 to them
 BINARY_OPS = ARITHMETIC + COMPARISONS + LOGICAL + BITWISE
@@ -345,8 +346,28 @@ def as_expr(value: ExprLike, like: str | None = None) -> Expr:
             return const(float(value), like)
         return const(float(value))
     raise TypeMismatch(
-        expected="a number or a scalar expression", found=f"{type(value).__name__}: {value!r}"
-    )
+        expected="a number or a scalar expression",
+        found=f"{type(value).__name__}: {_shortened(value)}", hint=_hint_for(value),
+    )  # fmt: skip
+
+
+def _shortened(value: object) -> str:
+    """Return what a message says of a value that is none of the language's."""
+    if isinstance(value, tuple):
+        return f"({', '.join(_shortened(v) for v in value)})"
+    lines = (str(value) if isinstance(value, Expr) else repr(value)).splitlines() or [""]
+    is_whole = len(lines) == 1 and len(lines[0]) <= SHOWN
+    return lines[0] if is_whole else f"{lines[0][:SHOWN]}..."
+
+
+def _hint_for(value: object) -> str | None:
+    """Return what to do with a value that is none of the language's, where that is known."""
+    if isinstance(value, tuple) and any(isinstance(v, Var) for v in value):
+        for_loops = "`for i, j in T.Parallel(m, n)`"
+        return f"a name for each axis: `with T.Kernel(m, n) as (bx, by)`, {for_loops}"
+    if hasattr(value, "__dlpack__"):
+        return "the function that makes a program takes sizes; its kernel takes the tensors"
+    return None
 
 
 def int_value(value: ExprLike) -> int | None:

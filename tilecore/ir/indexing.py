@@ -7,7 +7,7 @@ from typing import Any
 
 from tilecore.errors import ShapeMismatch, TypeMismatch, UnsupportedSyntax
 from tilecore.ir.arithmetic.polynomial import is_equal, is_one, subtract
-from tilecore.ir.expr import Expr, Load, as_expr, binary, const, int_value, select
+from tilecore.ir.expr import Binary, Expr, Load, as_expr, binary, const, int_value, select
 from tilecore.ir.nodes import Buffer, Region
 from tilecore.ir.vector import Vector
 
@@ -90,9 +90,11 @@ def as_index(buffer: Buffer, axis: int, value: Any) -> Expr:
     """Return ``value`` as an index of ``axis``; a negative literal counts from the end."""
     index = as_expr(value)
     if not index.dtype.is_integer:
+        is_quotient = isinstance(index, Binary) and index.op == "div"
         raise TypeMismatch(
-            expected=f"an integer index of `{buffer.name}` (axis {axis})", found=index.dtype
-        )
+            expected=f"an integer index of `{buffer.name}` (axis {axis})", found=index.dtype,
+            hint="`//` divides integers" if is_quotient else 'T.cast(x, "int32") is an integer',
+        )  # fmt: skip
     number, extent = int_value(index), int_value(buffer.shape[axis])
     if number is None or number >= 0:
         return index

@@ -102,6 +102,7 @@ class KernelFrame:
             )
         if builder.loose is not None:
             raise builder.loose
+        builder.unopened.pop(self, None)
         block_vars = tuple(Var(n, e.dtype) for n, e in zip(self.names, self.grid, strict=True))
         builder.block_vars = block_vars
         context = builder.open("kernel")
@@ -189,6 +190,7 @@ def Kernel(
         ShapeMismatch: more than 3 axes (TC201).
         TypeMismatch: an axis is not an integer (TC202).
         InvalidConfig: an axis of the block has no thread (TC303).
+        ScopeError: outside of a tile program (TC104).
     """
     _ = prelude
     if len(blocks) > 3:
@@ -201,7 +203,12 @@ def Kernel(
         raise InvalidConfig(
             knob="threads", value=count, expected="at least one thread along each axis"
         )
-    return KernelFrame(grid, shape, cluster_of(cluster_dims))
+    builder, launch = current(), KernelFrame(grid, shape, cluster_of(cluster_dims))
+    builder.unopened[launch] = ScopeError(
+        message="T.Kernel stands without `with`", span=builder.span,
+        hint="write `with T.Kernel(...) as bx:`, and what blocks do inside of it",
+    )  # fmt: skip
+    return launch
 
 
 def ClusterKernel(
