@@ -38,6 +38,8 @@ def halves_turned(x):
     [
         lambda x: torch.cat([x, x * 2], -1) + 1,
         lambda x: torch.stack([x, x.exp()], 1).flatten(1),
+        lambda x: torch.stack([x * 2], 1),
+        lambda x: torch.stack([x.exp()], -1) + 1,
         lambda x: torch.concatenate([x, x[:1]]),
         lambda x: torch.cat([x, x.bfloat16()]),  # torch says of which type
         lambda x: x.cumsum(-1) * 2,

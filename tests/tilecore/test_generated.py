@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import tilecore.language as T
 from tests.tilecore.nest_generator import nests, where_some_is_inside
 from tests.tilecore.program_generator import Program, programs
+from tests.tilecore.rows_generator import rows
 from tests.tilecore.x86_paths import CLIENT, TILES, VECTOR, here
 from tilecore import runtime
 from tilecore.compiler import compile
@@ -75,3 +76,20 @@ def test_more_nests_over_tensors_agree_with_the_oracle(
 ) -> None:
     with where_some_is_inside():
         check(program, path, artifacts, tmp_path)
+
+
+@settings(max_examples=12, suppress_health_check=FIXTURES)
+@given(program=rows(), path=PATHS)
+def test_folds_of_rows_agree_with_the_oracle(
+    program: Program, path: str, artifacts, tmp_path
+) -> None:
+    check(program, path, artifacts, tmp_path)
+
+
+@pytest.mark.exhaustive
+@settings(max_examples=250, suppress_health_check=FIXTURES)
+@given(program=rows(), path=PATHS)
+def test_more_folds_of_rows_agree_with_the_oracle(
+    program: Program, path: str, artifacts, tmp_path
+) -> None:
+    check(program, path, artifacts, tmp_path)

@@ -105,6 +105,30 @@ def test_reduce_converts(run_both, dtype, out_dtype):
     check_reduction(run_both, "sum", (130, 12), 0, dtype, out_dtype)
 
 
+@pytest.mark.few(2)
+@pytest.mark.parametrize("dtype", ["int64", "float64", "uint64", "int8"])
+@pytest.mark.parametrize("block", [16, 64])
+def test_rows_converted_on_the_way_are_folded_together(run_both, dtype, block):
+    @T.prim_func
+    def program(
+        A: T.Tensor((block, 128), dtype), B: T.Tensor((block,), "float32"),
+        C: T.Tensor((block,), "float64"),
+    ):  # fmt: skip
+        with T.Kernel(1):
+            tile = T.alloc_fragment((block, 128), "float32")
+            total = T.alloc_fragment((block,), "float32")
+            most = T.alloc_fragment((block,), "float64")
+            T.copy(A, tile)
+            T.reduce_sum(tile, total, dim=1)
+            T.reduce_max(tile, most, dim=1)
+            T.copy(total, B)
+            T.copy(most, C)
+
+    numbers = np.random.default_rng(4).integers(0, 100, (block, 128)).astype(dtype)
+    outputs = [np.zeros(block, "float32"), np.zeros(block)]
+    run_both(program, [numbers], outputs, [numbers.sum(1), numbers.max(1)])
+
+
 @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_reduce_of_any_shape(run_both, data):

@@ -16,7 +16,7 @@ from typing import Any
 
 from tilecore.computing import extents
 from tilecore.computing.extents import Extent, present, varies
-from tilecore.computing.graph import CUT, FLOATS, Node, Shape, broadcast
+from tilecore.computing.graph import CUT, FLOATS, Node, Shape, broadcast, reshaped
 from tilecore.errors import ShapeMismatch, SourceSpan, TypeMismatch, UnsupportedSyntax
 
 TYPES = (*FLOATS, "bool", *CUT, "float64", "complex64", "complex128")  # of elements
@@ -240,15 +240,12 @@ def joined(name: str, tensors: Sequence[Node], dim: int, span: SourceSpan) -> No
 
     if not tensors or not all(isinstance(t, Node) for t in tensors):
         raise TypeMismatch(expected=f"`{name}` of tensors", found=f"{tensors!r}", span=span)
-    whole = [t for t in tensors if 0 not in t.shape] if name == "cat" else tensors
-    if len(whole) == 1:
-        return whole[0]
+    is_new = name == "stack"
     if len({t.dtype for t in tensors}) > 1:  # torch knows which one the result has
         found: Node = called(name, getattr(torch, name), (list(tensors), dim), {}, span)
         return found
-    tensors = whole or tensors
+    tensors = [t for t in tensors if is_new or 0 not in t.shape] or tensors
     first, rank = tensors[0].shape, len(tensors[0].shape)
-    is_new = name == "stack"
     axis = dim + rank + is_new if dim < 0 else dim
     others = [s if is_new else (*s[:axis], *s[axis + 1 :]) for s in (t.shape for t in tensors)]
     if not 0 <= axis < rank + is_new or any(o != others[0] for o in others):
@@ -259,6 +256,8 @@ def joined(name: str, tensors: Sequence[Node], dim: int, span: SourceSpan) -> No
         )  # fmt: skip
     extent = len(tensors) if is_new else sum(t.shape[axis] for t in tensors)
     shape = (*first[:axis], extent, *first[axis if is_new else axis + 1 :])
+    if len(tensors) == 1:
+        return reshaped(tensors[0], shape, span)
     nodes: list[Node] = []
     call = _call(name, getattr(torch, name), (list(tensors), axis), {}, nodes)
     return made(call, nodes, shape, tensors[0].dtype, span)

@@ -14,6 +14,7 @@ import tilecore.language as T
 from tests.tilecore.cuda.emulated import run_emulated
 from tests.tilecore.nest_generator import nests, where_some_is_inside
 from tests.tilecore.program_generator import Program, programs
+from tests.tilecore.rows_generator import rows
 from tilecore.emulator import LATE, Schedule
 from tilecore.interpreter import run
 from tilecore.pass_config import FLOAT32_PRODUCTS
@@ -90,3 +91,16 @@ def test_a_scan_along_an_axis_of_one_element(shape, dim, target):
     y = np.zeros_like(x)
     run_emulated(main, target, [x, y], (LATE,))
     np.testing.assert_array_equal(y, np.cumsum(x, axis=dim))
+
+
+@settings(max_examples=6, suppress_health_check=FIXTURES)
+@given(program=rows(), target=TARGETS)
+def test_folds_of_rows_agree_with_the_oracle(program: Program, target: str, tmp_path) -> None:
+    check(program, target, tmp_path)
+
+
+@pytest.mark.exhaustive
+@settings(max_examples=100, suppress_health_check=FIXTURES)
+@given(program=rows(), target=TARGETS)
+def test_more_folds_of_rows_agree_with_the_oracle(program: Program, target: str, tmp_path) -> None:
+    check(program, target, tmp_path)

@@ -52,6 +52,8 @@ class FusedLowering:
         }
         stores = [lanes_of(step, target) for step in nest.steps if isinstance(step, Store)]
         self.lanes = min([*stores, *(fold.lanes for fold in self.folds.values())])
+        for fold in self.folds.values():
+            fold.lanes = self.lanes
 
     def emit(self) -> None:
         """Emit the nest."""
