@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from itertools import islice
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -79,7 +80,7 @@ def depend_on(held: Iterable[Any]) -> None:
 def caller() -> SourceSpan:
     """Return the place of the user's that is being read."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and _is_own(frame.f_globals.get("__name__", "")):
+    while frame.f_back is not None and is_of_package(frame):
         frame = frame.f_back
     code = frame.f_code
     line, _, column, end = next(islice(code.co_positions(), frame.f_lasti // 2, None))
@@ -87,7 +88,9 @@ def caller() -> SourceSpan:
     return SourceSpan(code.co_filename, line or frame.f_lineno, start, max(stop, start + 1))
 
 
-def _is_own(module: str) -> bool:
+def is_of_package(frame: FrameType) -> bool:
+    """Return whether a frame is of a package between the user's line and a node."""
+    module = frame.f_globals.get("__name__", "")
     return any(module == name or module.startswith(f"{name}.") for name in OWN)
 
 
@@ -95,6 +98,11 @@ def is_tensor(value: Any) -> bool:
     """Return whether a value is a tensor of torch or an array of NumPy."""
     is_class = isinstance(value, type)  # np.float16, whose attributes are those of its numbers
     return not is_class and hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def plain(tensor: Any) -> Any:
+    """Return an array that a function makes of numbers as one of NumPy's own class."""
+    return tensor.view(np.ndarray) if getattr(type(tensor), "is_own", False) else tensor
 
 
 def input_of(name: str, tensor: Any, shape: Shape | None = None, **attrs: Any) -> Node:
@@ -127,7 +135,8 @@ def need_own_class(name: str, tensor: Any, span: SourceSpan | None = None) -> No
     Raises:
         TypeMismatch: it is one (TC202).
     """
-    if isinstance(tensor, np.ndarray) and type(tensor) not in (np.ndarray, np.memmap):
+    is_own = type(tensor) in (np.ndarray, np.memmap) or getattr(tensor, "is_own", False)
+    if isinstance(tensor, np.ndarray) and not is_own:
         raise TypeMismatch(
             expected=f"`{name}` as an array of NumPy's own class", found=type(tensor).__name__,
             span=span, hint="convert it first: np.asarray(x)",

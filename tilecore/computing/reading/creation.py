@@ -27,6 +27,7 @@ from tilecore.computing.calls import Call, Whole
 from tilecore.computing.extents import Extent, varies
 from tilecore.computing.graph import FLOATS, Node, Shape
 from tilecore.computing.modes import Mode, draws, written
+from tilecore.computing.reading import numpy_creation
 from tilecore.computing.reading.storage import View, WritesHeld
 from tilecore.computing.reading.windows import UNFILLED
 from tilecore.errors import SourceSpan, TileError, UnsupportedSyntax
@@ -461,6 +462,7 @@ def _replaced(traced: Callable[[Node, Sequence[Any]], Any]) -> Iterator[tuple[An
     """Return modules, names of their functions, these, and what takes their places."""
     for name, own in _FREE.items():
         yield torch, name, own, _taking_extents(name, traced)
+    yield from numpy_creation.replaced()
     for place, names in _BLIND.items():
         module = sys.modules.get(place)
         for name in names if module is not None else ():

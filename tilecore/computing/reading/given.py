@@ -27,7 +27,7 @@ from tilecore.computing.graph import (
     is_cut,
     is_number,
 )
-from tilecore.computing.operands import device, input_of, is_tensor
+from tilecore.computing.operands import device, input_of, is_tensor, plain
 from tilecore.computing.reading.storage import View
 from tilecore.ir.dtype import DType
 
@@ -215,7 +215,8 @@ def node_of(value: Any) -> Value:
     if isinstance(value, np.generic):
         return value.item()
     if is_tensor(value):
-        return input_of("held", value, held=value)
+        held = plain(value)
+        return input_of("held", held, held=held)
     return value
 
 

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from tilecore.computing import calls, operands
 from tilecore.computing.calls import mapped
 from tilecore.computing.operands import caller, depend_on
 from tilecore.computing.reading import numpy_functions, numpy_whole, writing
 from tilecore.computing.reading.numpy_functions import computed, whole
 from tilecore.computing.reading.storage import View
-from tilecore.computing.reading.tensor import Traced, called, unknown
+from tilecore.computing.reading.tables import Table
+from tilecore.computing.reading.tensor import Deciding, Traced, called, unknown
 from tilecore.errors import UnsupportedSyntax
 
 METHODS = (  # that do what functions of NumPy of the same name do
@@ -30,7 +32,7 @@ RUNNING: Mapping[str, str] = MappingProxyType({"add": "cumsum", "multiply": "cum
 
 def _is_mask(entry: Any) -> bool:
     """Return whether part of an index is an array of truth that the function holds."""
-    return type(entry) is np.ndarray and entry.dtype == np.bool_
+    return type(entry) in (np.ndarray, Table) and entry.dtype == np.bool_
 
 
 class Array(Traced):
@@ -124,12 +126,19 @@ class Array(Traced):
         return super().__getattr__(name)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        _ = dtype, copy
+        _ = copy
+        now = operands.reading()
+        if calls.is_constant(self.node) and now is not None:
+            if now.settles:
+                return np.array(self.elements, dtype)
+            raise Deciding(
+                expected="an array that is computed with", found="one whose elements NumPy asks for"
+            )
         raise UnsupportedSyntax(
             expected="an array that is computed with", found="one whose elements NumPy asks for",
             span=caller(),
-            hint="leave out np.asarray; np.stack([x, y]), not np.array([x, y]); np.take(a, x, 0), "
-            "not a[x]; write to np.zeros_like(x), not np.zeros(...); np.dot(a, x), not a.dot(x)",
+            hint="call functions by NumPy's name: np.array(...), np.take(a, x, 0) for a[x], "
+            "np.dot(a, x) for a.dot(x); write to an array that the computation makes",
         )  # fmt: skip
 
     def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:

@@ -18,6 +18,7 @@ from tilecore.computing import calls
 from tilecore.computing.graph import INTEGERS, OfTorch
 from tilecore.computing.operands import caller
 from tilecore.computing.reading import numpy_whole, writing
+from tilecore.computing.reading.given import node_of
 from tilecore.computing.reading.storage import Storage, View
 from tilecore.computing.reading.tensor import Traced, called, unknown
 from tilecore.computing.reading.windows import Filled
@@ -175,9 +176,17 @@ def _outer(a: Any, b: Any, out: None = None) -> Any:
 
 def _take(a: Any, indices: Any, axis: int | None = None, out: None = None) -> Any:
     _need(out is None)
+    if not isinstance(a, View):
+        a = held(a)
     if axis is None:
         return a.reshape(-1)[indices]
     return a[(*(slice(None),) * _axes(a, axis)[0], indices)]
+
+
+def held(array: Any) -> Traced:
+    """Return an array that the function holds as one of the computation."""
+    node = node_of(array)
+    return Traced(Storage.of(node, held=node.attrs["held"]))
 
 
 def add_at(a: Any, indices: Any, b: Any) -> None:
@@ -218,8 +227,9 @@ def _full_like(a: Any, fill_value: Any, dtype: Any = None) -> Any:
     return Traced(Storage.of(Filled(fill_value, name, caller()).of(a.shape), has_place=True))
 
 
-def _copyto(dst: Any, src: Any) -> None:
-    dst[...] = src
+def _copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = True) -> None:
+    _need(casting in ("same_kind", "unsafe"))
+    dst[...] = src if where is True else called("where", (where, src, dst), {})
 
 
 def _axes(a: Any, axis: Any) -> list[int]:

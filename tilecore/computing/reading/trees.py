@@ -25,6 +25,7 @@ from tilecore.computing.extents import Extent, at
 from tilecore.computing.operands import is_tensor, need_own_class
 from tilecore.computing.places import Place
 from tilecore.computing.reading.cells import Cells
+from tilecore.computing.reading.tables import Table
 from tilecore.errors import TypeMismatch
 
 Items = dict[Any, Any]  # of a list by position, of a dict by key, of an object by attribute
@@ -382,11 +383,14 @@ class Forming:
     passed: Mapping[int, str] = field(default_factory=dict)
     leaves: list[Any] = field(default_factory=list)
     _made: dict[int, Made] = field(default_factory=dict)
+    _tables: dict[int, Any] = field(default_factory=dict)
 
     def form(self, value: Any) -> Form:
         """Return the form of a value."""
         if id(value) in self.passed:
             return Theirs(self.passed[id(value)])
+        if isinstance(value, Table):  # every call returns one of its own
+            value = self._tables.setdefault(id(value), value.traced().copy())
         if self.is_leaf(value):
             number = next((i for i, leaf in enumerate(self.leaves) if leaf is value), None)
             if number is None:
@@ -405,7 +409,7 @@ class Forming:
 
     def _holds(self, value: Any, seen: set[int]) -> bool:
         """Return whether something in a value is for the call to say."""
-        if self.is_leaf(value) or isinstance(value, Extent) or id(value) in self.passed:
+        if self.is_leaf(value) or isinstance(value, Extent | Table) or id(value) in self.passed:
             return True
         is_container = isinstance(value, tuple | list | dict) or is_object(value)
         if not is_container or id(value) in seen:

@@ -16,7 +16,7 @@ from tilecore.computing.extents import Extent
 from tilecore.computing.functions import views
 from tilecore.computing.functions.by_name import ALIASES, FUNCTIONS
 from tilecore.computing.graph import Node
-from tilecore.computing.operands import is_tensor
+from tilecore.computing.operands import device, is_tensor
 from tilecore.computing.reading.given import is_plain, node_of, nodes_of, numbered
 from tilecore.computing.reading.storage import CALLERS, WritesHeld
 from tilecore.computing.reading.tensor import Traced, called
@@ -149,7 +149,10 @@ def assign(x: Traced, index: Any, value: Any, span: SourceSpan) -> None:
             )  # fmt: skip
         rest = x.ndim - len(mask.shape)
         whole = mask[(..., *[None] * rest)] if rest else mask
-        found = called("masked_fill", (x, whole, value), {})
+        if device() is None:
+            found = called("where", (whole, value, x), {})
+        else:
+            found = called("masked_fill", (x, whole, value), {})
         x.memory.write(x.seen, _converted(found, x), span)
         return
     entries = index if isinstance(index, tuple) else (index,)
@@ -171,6 +174,10 @@ def _put(x: Traced, value: Any, span: SourceSpan, is_part: bool = False) -> None
     if isinstance(value, NUMBERS):
         x.memory.write(x.seen, Filled(value, x.seen.dtype, span), span)
         return
+    if isinstance(value, list | tuple) and device() is None:
+        from tilecore.computing.reading.numpy_creation import array
+
+        value = array(value)
     if not is_tensor(value):
         raise TypeMismatch(expected="a tensor or a number", found=type(value).__name__, span=span)
     node = _converted(value, x)
