@@ -6,9 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import tilecore
 from tests.tilecore.computation_generator import Drawn, computations
+from tests.tilecore.exact_generator import exact_computations
 
 
 def check(drawn: Drawn, dynamic: bool | None = None) -> None:
@@ -51,3 +53,27 @@ def test_kernels_of_symbols_agree_with_torch(drawn: Drawn) -> None:
 @given(drawn=computations())
 def test_more_kernels_of_symbols_agree_with_torch(drawn: Drawn) -> None:
     check(drawn, dynamic=True)
+
+
+def check_exactly(drawn: Drawn, dynamic: bool | None = None) -> None:
+    names = {"torch": torch}
+    exec(drawn.source, names)
+    function = names["function"]
+    computation = tilecore.compute(function, dynamic=dynamic)
+    for _ in range(2):
+        for got, want in zip(computation(*drawn.inputs), function(*drawn.inputs), strict=True):
+            assert (got.shape, got.dtype) == (want.shape, want.dtype), drawn
+            assert torch.equal(got, want), drawn
+
+
+@settings(max_examples=25)
+@given(drawn=exact_computations(), dynamic=st.sampled_from([None, True]))
+def test_computations_of_small_integers_are_exact(drawn: Drawn, dynamic: bool | None) -> None:
+    check_exactly(drawn, dynamic)
+
+
+@pytest.mark.exhaustive
+@settings(max_examples=300)
+@given(drawn=exact_computations(), dynamic=st.sampled_from([None, True]))
+def test_more_computations_of_small_integers_are_exact(drawn: Drawn, dynamic: bool | None) -> None:
+    check_exactly(drawn, dynamic)

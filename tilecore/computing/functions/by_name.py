@@ -93,13 +93,15 @@ def _comparison(op: str) -> Function:
     return function
 
 
-def _logic(op: str, refused: type[TypeMismatch]) -> Function:
-    """Return a function of truth; ``refused``: what numbers are, of which torch may know it."""
+def _logic(op: str, *, is_of_bits: bool = False) -> Function:
+    """Return a function of truth; of numbers torch knows it, but for the bits of floats."""
 
     def function(span: SourceSpan, *given: Value) -> Value:
         for x in given:
             if not isinstance(x, Node) or x.dtype != "bool":
                 found = x.dtype if isinstance(x, Node) else type(x).__name__
+                is_float = found == "float" or found in FLOATS
+                refused = TypeMismatch if is_of_bits and is_float else OfTorch
                 raise refused(expected="comparisons", found=found)
         return pointwise(op, *given, span=span, dtype="bool")
 
@@ -170,6 +172,8 @@ def _dropout(span: SourceSpan, x: Node, p: float = 0.5, training: bool = True) -
 
 
 def _masked_fill(span: SourceSpan, x: Node, mask: Node, value: Value) -> Node:
+    if x.dtype not in FLOATS:
+        raise OfTorch(expected=f"`masked_fill` of {', '.join(FLOATS)}", found=x.dtype, span=span)
     return _where(span, mask, float(value) if isinstance(value, int) else value, x)
 
 
@@ -525,8 +529,8 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType({
     **{op: _binary(op) for op in BINARY},
     "add": _sum("add"), "sub": _sum("sub"),
     **{op: _comparison(op) for op in COMPARISONS},
-    **{f"logical_{op}": _logic(op, OfTorch) for op in LOGIC},
-    **{f"bitwise_{op}": _logic(op, TypeMismatch) for op in LOGIC},
+    **{f"logical_{op}": _logic(op) for op in LOGIC},
+    **{f"bitwise_{op}": _logic(op, is_of_bits=True) for op in LOGIC},
     **{op: _reduction(op) for op in ("sum", "mean", "amax", "amin")},
     "max": _extreme("amax", "maximum"), "min": _extreme("amin", "minimum"),
     "where": _where, "masked_fill": _masked_fill, "dropout": _dropout,
