@@ -68,7 +68,9 @@ class Drawn:
     results: list[Value] = field(default_factory=list)
 
     def __repr__(self) -> str:
-        given = ", ".join(f"{x.dtype}{list(x.shape)}{x.stride()}" for x in self.inputs)
+        strides = [x.stride() if isinstance(x, torch.Tensor) else x.strides for x in self.inputs]
+        pairs = zip(self.inputs, strides, strict=True)
+        given = ", ".join(f"{x.dtype}{list(x.shape)}{steps}" for x, steps in pairs)
         return f"inputs: {given}\n{self.source}"
 
 

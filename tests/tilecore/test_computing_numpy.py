@@ -24,6 +24,7 @@ GIVEN = {
     "i": RNG.integers(0, 24, 40),
     "q": RNG.integers(0, 200, (6, 16)).astype(np.uint8),
 }
+TABLE = np.arange(9.0)
 HELD = RNG.standard_normal(64).astype(np.float32)
 
 
@@ -483,6 +484,60 @@ def test_rows_may_vary(function):
         x = RNG.standard_normal((rows, 64)).astype(np.float32)
         np.testing.assert_allclose(computation(x), function(x), rtol=1e-4, atol=1e-5)
     assert len({stage.program.text for plan in computation.plans for stage in plan.stages}) < 5
+
+
+# --- element types --------------------------------------------------------------------------------
+
+TYPED = {
+    "number": lambda x: x + np.float32(1),
+    "integer": lambda x: x * np.int64(2),
+    "chosen": lambda x: np.where(x > 0, np.float32(2), x),
+    "square": lambda x: x**2,
+    "power": lambda x: np.power(x, 2),
+    "root": np.sqrt,
+    "rounded": np.rint,
+    "inverse": lambda x: 1 / x,
+    "reciprocal": lambda x: np.reciprocal(x.astype(x.dtype) + x),
+    "norm": lambda x: np.linalg.norm(x, 1, 1),
+    "sum": lambda x: x.sum(0),
+    "mean": lambda x: x.mean(0),
+    "shifted": lambda x: (x >> 1) & 3,
+    "halved": lambda x: x / 2,
+    "converted": lambda x: (x.astype(np.float32) * 2).astype(x.dtype),
+    "copied": lambda x: np.concatenate([np.zeros_like(x), x])[1:, ::2],
+    "taken": lambda x: np.take(TABLE, x * 1),
+}
+
+
+@pytest.mark.few(20)
+@pytest.mark.parametrize("name", TYPED)
+@pytest.mark.parametrize("kind", ["bool", "int8", "uint8", "int16", "uint16", "uint32", "uint64"])
+def test_element_types_are_numpys(name, kind):
+    function = TYPED[name]
+    x = RNG.integers(1, 4, (6, 16)).astype(kind)
+    try:
+        with np.errstate(all="ignore"):
+            wanted = function(x)
+    except TypeError:
+        pytest.skip("NumPy refuses it")
+    with np.errstate(all="ignore"):
+        found = tilecore.compute(function)(x)
+        of_comparison = tilecore.compute(lambda y: function((y > 0).astype(y.dtype) * y))(x)
+    for array in (found, of_comparison):
+        assert array.dtype == wanted.dtype
+        np.testing.assert_array_equal(array, wanted)
+
+
+@pytest.mark.parametrize("function", [np.exp, np.rint, np.floor, np.reciprocal, lambda b: b**2])
+def test_numbers_of_comparisons_have_numpys_types(function):
+    def of_comparison(x):
+        return function(x > 0)
+
+    x = RNG.standard_normal((6, 16)).astype(np.float32)
+    with np.errstate(all="ignore"):
+        wanted, found = of_comparison(x), tilecore.compute(of_comparison)(x)
+    assert found.dtype == wanted.dtype
+    np.testing.assert_array_equal(found, wanted)
 
 
 # --- what is refused ------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ from tilecore.computing.extents import Extent, present, varies
 from tilecore.computing.graph import CUT, FLOATS, Node, Shape, broadcast, reshaped
 from tilecore.errors import ShapeMismatch, SourceSpan, TypeMismatch, UnsupportedSyntax
 
-TYPES = (*FLOATS, "bool", *CUT, "float64", "complex64", "complex128")  # of elements
-
+UNSIGNED = ("uint16", "uint32", "uint64")
+TYPES = (*FLOATS, "bool", *CUT, *UNSIGNED, "complex64", "complex128")  # of elements
 
 # Functions that take elements side by side: of those that a computation has in another order, too.
 OF_NEIGHBOURS = ("view_as_complex", "view")  # the latter as another element type

@@ -16,6 +16,7 @@ from tilecore.computing.functions.by_name import (
     CONVERSIONS,
     OF_ALL,
     OF_TRUTH,
+    UNARY,
     Value,
 )
 from tilecore.computing.graph import (
@@ -37,6 +38,7 @@ PROMOTING = (  # functions of elements of several arrays, which have one element
     *BINARY, *COMPARISONS, "where", "clamp", "atan2", "arctan2", "copysign", "floor_divide", "fmax",
     "fmin", "fmod", "heaviside", "hypot", "logaddexp", "logaddexp2", "mod", "remainder",
 )  # fmt: skip
+OF_NUMBERS = (*UNARY, "pow", "round", "reciprocal", "vector_norm")
 BEFORE_INPUT = ("condition", "sorted_sequence", "n")  # in signatures of torch
 
 
@@ -66,6 +68,8 @@ def is_of_torch(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bo
     given = (*args, *kwargs.values())
     if is_constant(given):
         return True
+    if device() is None and name in OF_NUMBERS and any(map(_is_truth, given)):
+        return True  # of float16, or integers
     found = kinds(given) - set(CUT if name in CONVERSIONS else ())
     if name in MIXED and any(map(_is_real, given)):
         found -= {*INTEGERS, "bool"} if name != "sub" else set(INTEGERS)  # torch subtracts no truth
@@ -93,21 +97,27 @@ def promoted(
     ``x * np.float64(2)`` of float32 is float64, as ``np.sqrt(2)`` is such a number; Python's change
     no element type.
     """
-    given = [*args, *kwargs.values()]
+    given = [*args[name == "where" :], *kwargs.values()]  # not its condition
     numbers = [v.dtype for v in given if isinstance(v, np.number) and v.dtype.kind in "iuf"]
     if not numbers or name not in PROMOTING:
         return args, kwargs
-    arrays = [v for v in given if isinstance(v, View) and v.seen.dtype in FLOATS]
-    floats = {v.seen.dtype for v in arrays if not is_number(v.node)}
-    if not floats:  # NumPy computes with integers; a float that varies is one of Python's
+    arrays = [v for v in given if isinstance(v, View) and not is_number(v.node)]
+    floats = [v for v in arrays if v.seen.dtype in FLOATS]
+    widening = floats or arrays  # a float that varies is one of Python's
+    types = {v.seen.dtype for v in widening}
+    if not types or any(name.startswith("complex") for name in types):
         return args, kwargs
-    found = np.result_type(*(DType(name).numpy for name in floats), *numbers)
+    found = np.result_type(*(DType(name).numpy for name in types), *numbers)
 
     def widened(value: Any) -> Any:
-        is_array = isinstance(value, View) and value.seen.dtype in FLOATS
-        return value.astype(found) if is_array and value.seen.dtype != found.name else value
+        is_other = any(value is v for v in widening) and value.seen.dtype != found.name
+        return value.astype(found) if is_other else value
 
     return [widened(v) for v in args], {k: widened(v) for k, v in kwargs.items()}
+
+
+def _is_truth(value: Any) -> bool:
+    return isinstance(value, View) and value.seen.dtype == "bool"
 
 
 def _is_real(value: Any) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import warnings
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -41,8 +42,8 @@ def name_of(name: str) -> str:
 @functools.cache
 def function_of(name: str) -> Callable[..., Any] | None:
     """Return a function of NumPy, or an operator, that takes tensors of torch; None: is none."""
-    if name == "getitem":
-        return of_tensors(lambda x, index: x[index])
+    if name in ("getitem", "pow"):  # of truth, x ** 2 is another type than np.power(x, 2)
+        return of_tensors(getattr(operator, name))
     if name in WITH_EFFECTS:
         return None
     try:
