@@ -26,7 +26,7 @@ from typing import Any, Protocol
 from db.errors import AlreadyTold, LeaseLost, StudyClosed
 from db.records import StudyRecord, ToldConfig
 from db.studies import Studies
-from recommender.external import Value
+from recommender.external import LONGEST_S, SHORTEST_S, Value
 from recommender.recorded import RecordedSpace
 from recommender.search import STRATEGIES
 from tuner_service.client import ServiceClient
@@ -39,7 +39,6 @@ from tuner_service.wiring import open_store
 POLL_S = 0.2  # between questions whether others have told what they hold
 MOST_TOLD = 4096  # characters of a failure
 ADDED_AT_ONCE = 256  # configurations: what services take
-MAX_TIME_S = 1e6  # of a call: what services take
 Measure = Callable[[dict[str, Value]], "float | Sequence[float]"]
 
 
@@ -148,7 +147,8 @@ class Study:
 
         Args:
             measure: configuration -> seconds per call, or several such times, whose median counts.
-                What it raises is the reason of a failure, as is a time that is not finite.
+                What it raises is the reason of a failure, as is a time that no call takes: one
+                that is not finite, or less than 1e-10 s.
             catch: exceptions that make a failure; others come out of here, and the configuration
                 is measured again by the next call.
             lease_s: how long a configuration may take before others get it.
@@ -188,10 +188,12 @@ class Study:
             InvalidRequest: something else stands in place of times (SV901).
         """
         worker, count = f"added by {_worker()}", 0
+        if isinstance(told, (str, bytes, Mapping)) or not isinstance(told, Iterable):
+            raise _no_pair(told)
         rest = iter(told)
         with self._desk() as desk:
             while part := list(islice(rest, ADDED_AT_ONCE)):
-                desk.add(worker, [_told(config, came_of_it) for config, came_of_it in part])
+                desk.add(worker, [_told(one) for one in part])
                 count += len(part)
         return count
 
@@ -313,11 +315,20 @@ def _worker() -> str:
     return f"{socket.gethostname()[:80]}:{os.getpid()}:{threading.get_ident()}"
 
 
-def _told(config: Mapping[str, Value], found: float | Sequence[float] | str) -> ToldConfig:
+def _told(one: Any) -> ToldConfig:
+    """Return a configuration and what came of it, as they were told."""
+    if not isinstance(one, (tuple, list)) or len(one) != 2 or not isinstance(one[0], Mapping):
+        raise _no_pair(one)
+    config, found = one
     if isinstance(found, str):
         return ToldConfig(config=config, detail=found[:MOST_TOLD] or "failed")
     times_s, failure = _times(found)
     return ToldConfig(config=config, times_s=times_s, detail=failure)
+
+
+def _no_pair(found: object) -> InvalidRequest:
+    message = f"told: expected pairs of a configuration and its times, found {found!r}"
+    return InvalidRequest(message=message[:MOST_TOLD])
 
 
 def _next(desk: _Desk, worker: str, lease_s: float) -> tuple[int, Mapping[str, Value]] | None:
@@ -355,7 +366,7 @@ def _times(found: Any) -> tuple[Sequence[float], str]:
     except (TypeError, ValueError):
         message = f"measure: expected seconds, or a sequence of them, found {found!r}"
         raise InvalidRequest(message=message[:MOST_TOLD]) from None
-    if not times_s or not all(0 < t <= MAX_TIME_S for t in times_s):
+    if not times_s or not all(SHORTEST_S <= t <= LONGEST_S for t in times_s):
         return (), f"measured {found!r} s"[:MOST_TOLD]
     return times_s, ""
 

@@ -101,6 +101,26 @@ def test_numbers_of_numpy_and_torch_are_times(place):
         assert study.optimize(lambda config, number=number: number).time_s == 0.5
 
 
+def test_a_time_that_no_call_takes_is_none(place):
+    """1e-300 s was the best time of a study for ever."""
+    study = Study("too fast", TILES, service=place, default={"BM": 32, "BN": 32, "stages": 2})
+    assert study.add([({"BM": 64, "BN": 32, "stages": 2}, 9e-11)]) == 1
+    found = study.optimize(lambda c: 1e-300 if c["BM"] == 32 else time_of(c))
+    assert found.time_s == pytest.approx(time_of(found.config))
+    assert found.measured == 18
+    once = Study("fast", {"a": [1]}, service=place, warm_start=False)
+    assert once.optimize(lambda config: 1e-10).time_s == 1e-10
+
+
+@pytest.mark.parametrize(
+    "told", ["x", b"x", 5, None, {"BM": 32}, ["xy"], [{"BM": 32, "BN": 32}], [(1,)], [("a", 1e-6)]]
+)
+def test_what_is_no_pair_is_told(place, told):
+    """A text was a ValueError of Python's: not enough values to unpack."""
+    with pytest.raises(InvalidRequest, match=r"SV901.*expected pairs of a configuration and its"):
+        Study("pairs", TILES, service=place).add(told)
+
+
 def test_what_is_not_caught_is_measured_again(place):
     study = Study("stops", TILES, service=place, default={"BM": 64, "BN": 64, "stages": 2})
     seen = []

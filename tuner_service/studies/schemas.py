@@ -7,13 +7,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from recommender.external import LONGEST_S, SHORTEST_S
 from tuner_service.schemas import MAX_THREADS, Int, ProblemFields, Seconds, Wire
 
 TILES = {"BLOCK_M": [64, 128], "BLOCK_N": [64, 128], "num_stages": [2, 3, 4]}
 SharedText = Annotated[str, Field(min_length=1, max_length=200)]
 ParameterValue = bool | int | float | Annotated[str, Field(max_length=64)]
 ParameterValues = Annotated[list[ParameterValue], Field(min_length=1, max_length=1024)]
-Microseconds = Annotated[Seconds, Field(gt=0, le=1e12)]  # a number: neither true nor "5"
+Microseconds = Annotated[  # a number: neither true nor "5"
+    Seconds, Field(ge=SHORTEST_S * 1e6, le=LONGEST_S * 1e6)
+]
 ParameterName = Annotated[str, Field(max_length=64)]
 Configuration = Annotated[dict[ParameterName, ParameterValue], Field(min_length=1, max_length=32)]
 
