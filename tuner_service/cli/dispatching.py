@@ -83,14 +83,15 @@ def make_table(
     effort: jobs.Effort | None = None, follow: Follow = commands.follow_group,
 ) -> tuple[DispatchTable, str]:  # fmt: skip
     """Return a table and the kind of its device; with an ``effort``, its shapes are tuned first."""
-    store = wiring.open_store(settings)
     if effort is None:
-        question = understand_table(store, asked)
-        times = known_times(
-            question, store, evidence=LoggedSessions(store, question),
-            trust_predictions=trust_predictions,
-        )  # fmt: skip
+        with wiring.store_to_answer(settings) as store:
+            question = understand_table(store, asked)
+            times = known_times(
+                question, store, evidence=LoggedSessions(store, question),
+                trust_predictions=trust_predictions,
+            )  # fmt: skip
     else:
+        store = wiring.open_store(settings)
         question, times = tuned_times(settings, store, asked, effort, follow)
     table = dispatch_table(question, times, choice)
     if asked.program is not None:
