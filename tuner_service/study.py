@@ -23,22 +23,26 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
+from pydantic import ValidationError
+
 from db.errors import AlreadyTold, LeaseLost, StudyClosed
 from db.records import StudyRecord, ToldConfig
 from db.studies import Studies
 from recommender.external import LONGEST_S, SHORTEST_S, Value
 from recommender.recorded import RecordedSpace
-from recommender.search import STRATEGIES
 from tuner_service.client import ServiceClient
 from tuner_service.errors import InvalidRequest, NothingMeasured, Refused
 from tuner_service.settings import load_settings
 from tuner_service.studies.ask_tell import StudyEngine
-from tuner_service.studies.spaces import written_down
+from tuner_service.studies.schemas import StudyTerms
+from tuner_service.studies.spaces import plain_value, written_down
 from tuner_service.wiring import open_store
+from tuner_service.wording import told
 
 POLL_S = 0.2  # between questions whether others have told what they hold
 MOST_TOLD = 4096  # characters of a failure
 ADDED_AT_ONCE = 256  # configurations: what services take
+LONGEST_LEASE_S = 86_400.0  # what services take
 Measure = Callable[[dict[str, Value]], "float | Sequence[float]"]
 
 
@@ -124,20 +128,20 @@ class Study:
     ) -> None:  # fmt: skip
         self.name, self.service = name, service
         self.key = key or str(uuid.uuid4())
-        self._asked: dict[str, Any] = {
-            "name": name, "hardware": hardware, "strategy": strategy, "max_trials": max_trials,
-            "seed": seed, "warm_start": warm_start,
-            "problem": None if problem is None else dict(problem),
-        }  # fmt: skip
         if (parameters is None) == (configurations is None):
             found = "neither" if parameters is None else "both"
             raise InvalidRequest(message=f"expected parameters or configurations, found {found}")
         self.space = written_down(parameters, configurations, conditions, default)
-        if strategy not in STRATEGIES:
-            expected = ", ".join(STRATEGIES)
-            raise InvalidRequest(message=f"strategy: expected one of {expected}, found {strategy}")
-        if max_trials < 1:
-            raise InvalidRequest(message=f"max_trials: expected 1 or more, found {max_trials}")
+        self._asked: dict[str, Any] = _terms(
+            name=name, hardware=hardware, strategy=strategy, max_trials=max_trials, seed=seed,
+            warm_start=warm_start, problem=problem,
+        )  # fmt: skip
+        for what, text, longest in (("key", self.key, 128), ("service", service or "", 2000)):
+            if not isinstance(text, str) or len(text) > longest:
+                expected = f"a text of at most {longest} characters"
+                raise InvalidRequest(
+                    message=f"{what}: expected {expected}, found {repr(text)[:80]}"
+                )
 
     def optimize(
         self, measure: Measure, *, catch: tuple[type[Exception], ...] = (Exception,),
@@ -158,7 +162,12 @@ class Study:
             InvalidRequest: ``measure`` returns something else (SV901).
             DatabaseError, ServiceUnreachable, Refused: of the place where the study is kept.
         """
-        worker, last = _worker(), ""
+        worker, last, catch = _worker(), "", _caught(catch)
+        if not callable(measure):
+            raise InvalidRequest(message=f"measure: expected a function, found {measure!r}")
+        if not _is_lease(lease_s):
+            message = f"lease_s: expected seconds, up to {LONGEST_LEASE_S:g}, found {lease_s!r}"
+            raise InvalidRequest(message=message)
         with self._desk() as desk:
             while (given := _next(desk, worker, lease_s)) is not None:
                 trial, config = given
@@ -311,6 +320,35 @@ class _DeskOfService:
         return _Standing(trials=found["trials"], best=fastest)
 
 
+def _terms(*, problem: Any, **given: Any) -> dict[str, Any]:
+    """Return what a study is of and how it searches, as services take it.
+
+    Raises:
+        InvalidRequest: they take none of it (SV901).
+    """
+    if isinstance(problem, Mapping):
+        problem = {name: plain_value(value) for name, value in problem.items()}
+    given = {name: plain_value(value) for name, value in given.items()}
+    try:
+        return StudyTerms.model_validate({**given, "problem": problem}).model_dump()
+    except ValidationError as error:
+        faults = [f"{'.'.join(map(str, e['loc']))}: {told(e)}" for e in error.errors()]
+        raise InvalidRequest(message="; ".join(faults).removeprefix(": ")) from None
+
+
+def _caught(catch: Any) -> tuple[type[Exception], ...]:
+    """Return the exceptions that make a failure."""
+    several = tuple(catch) if isinstance(catch, (list, tuple, set)) else (catch,)
+    if not all(isinstance(one, type) and issubclass(one, BaseException) for one in several):
+        raise InvalidRequest(message=f"catch: expected kinds of exceptions, found {catch!r}")
+    return several
+
+
+def _is_lease(found: Any) -> bool:
+    is_number = isinstance(found, (int, float)) and not isinstance(found, bool)
+    return is_number and 0 < found <= LONGEST_LEASE_S
+
+
 def _worker() -> str:
     return f"{socket.gethostname()[:80]}:{os.getpid()}:{threading.get_ident()}"
 
@@ -360,7 +398,7 @@ def _times(found: Any) -> tuple[Sequence[float], str]:
     has_several = isinstance(found, Iterable) and getattr(found, "ndim", 1) != 0
     several = found if has_several else [found]
     try:
-        if isinstance(found, (str, bytes)):  # its letters would be times
+        if isinstance(found, (str, bytes, bool)):  # its letters would be times, and true 1 s
             raise TypeError
         times_s = [float(t) for t in several]
     except (TypeError, ValueError):

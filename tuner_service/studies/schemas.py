@@ -21,11 +21,30 @@ ParameterName = Annotated[str, Field(max_length=64)]
 Configuration = Annotated[dict[ParameterName, ParameterValue], Field(min_length=1, max_length=32)]
 
 
-class StudyRequest(Wire):
-    """Describe a search over the parameters of a kernel of your own."""
+class StudyTerms(Wire):
+    """What a study is of and how it searches, besides its space; ``Study`` takes no other."""
 
     name: SharedText
     hardware: str = Field("", max_length=200, description="where it is measured, as you call it")
+    problem: ProblemFields | None = Field(
+        None,
+        description="sizes and other fields, of `kernel` or of a kernel of your own: of the latter "
+        "they tell how near earlier studies are",
+    )
+    strategy: Literal["model", "evolutionary", "random", "exhaustive"] = "model"
+    warm_start: bool = Field(
+        True,
+        description="begin with what earlier studies of this name and these parameters and "
+        "conditions found, on whatever hardware and for whatever problem: the nearer, the more "
+        "they count",
+    )
+    max_trials: Int = Field(200, ge=1, le=100_000)
+    seed: Int = Field(0, ge=0, le=2**31 - 1)
+
+
+class StudyRequest(StudyTerms):
+    """Describe a search over the parameters of a kernel of your own."""
+
     parameters: (
         Annotated[dict[ParameterName, ParameterValues], Field(min_length=1, max_length=32)] | None
     ) = Field(None, examples=[TILES])
@@ -50,21 +69,7 @@ class StudyRequest(Wire):
         description="instead of these: a kernel of the library, whose knobs the parameters are, "
         "for `problem` on `hardware` (a known device; empty: the host of the service)",
     )
-    problem: ProblemFields | None = Field(
-        None,
-        description="sizes and other fields, of `kernel` or of a kernel of your own: of the latter "
-        "they tell how near earlier studies are",
-    )
     threads: Int = Field(0, ge=0, le=MAX_THREADS, description="of `kernel`: cores; 0: all")
-    strategy: Literal["model", "evolutionary", "random", "exhaustive"] = "model"
-    warm_start: bool = Field(
-        True,
-        description="begin with what earlier studies of this name and these parameters and "
-        "conditions found, on whatever hardware and for whatever problem: the nearer, the more "
-        "they count",
-    )
-    max_trials: Int = Field(200, ge=1, le=100_000)
-    seed: Int = Field(0, ge=0, le=2**31 - 1)
 
 
 class StudyTrialOut(BaseModel):
