@@ -89,6 +89,7 @@ BAD_INPUT = {
     "wrong value": (["recommend", *GEMM, "--set", "transpose_a=7"], "TC502"),
     "too many threads": (["tune", *GEMM, "--threads", "4000"], "SV907"),
     "no address": (["dispatch", *GEMM, "--m", "1:16", "--service", "nix"], "SV936"),
+    "a format of no file": (["dispatch", *GEMM, "--m", "1:4", "--format", "vllm"], "SV901"),
     "nobody's field": (["recommend", *GEMM, "--set", "=3"], "TC502"),
     # Once the last word had it, without a word.
     "two sizes": (["recommend", *GEMM, "--set", "m=32"], "TC502"),
@@ -313,6 +314,13 @@ def test_migrate_says_what_it_did(cli, settings):
     assert f"schema is current (was {HEAD})" in out
     (settings.data_dir / "tilecore.db").unlink()
     assert "schema is current (was empty)" in cli("migrate")[1]
+
+
+def test_whether_a_coordinator_leads_is_said(cli, store):
+    """The status alone said it, and a container's log of health checks nothing."""
+    assert cli("coordinator", "--check")[:2] == (1, "no coordinator leads\n")
+    store.leader.acquire("somebody", 60)
+    assert cli("coordinator", "--check")[:2] == (0, "a coordinator leads\n")
 
 
 def test_a_coordinator_ends_with_its_parent(settings):

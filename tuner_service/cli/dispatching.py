@@ -21,7 +21,7 @@ from tuner_service.cli.console_dispatch import TuningLines, print_dispatch_table
 from tuner_service.dispatch.evidence import LoggedSessions
 from tuner_service.dispatch.shapes import AskedTable, understand_table
 from tuner_service.dispatch.tuning import TableTuning, Waiting
-from tuner_service.errors import ExportFailed, RunFailed
+from tuner_service.errors import ExportFailed, InvalidRequest, RunFailed
 from tuner_service.settings import Settings
 
 Form = Literal["table", "vllm"]
@@ -44,6 +44,8 @@ def dispatch(
 
     With a ``service`` it answers, and its workers tune (``dispatch_by_service.ask``).
     """
+    if form != "table" and output is None:
+        raise InvalidRequest(message="expected --output beside --format, found none")
     if output is not None:
         _check_place(output)
         if form == "vllm" and asked.dims:
