@@ -10,6 +10,9 @@ from pathlib import Path
 from db.errors import BackupFailed
 from tilecore.whole_file import written_whole
 
+OURS = "select 1 from sqlite_master where name = 'alembic_version'"
+EMPTY = "look whether TILECORE_DATA_DIR or TILECORE_DATABASE_URL names the right database"
+
 
 def back_up(path: Path, target: Path) -> int:
     """Copy an SQLite database, with what its write-ahead log has yet; return the bytes.
@@ -17,7 +20,8 @@ def back_up(path: Path, target: Path) -> int:
     A file that is there is replaced, at once and by a copy that was checked.
 
     Raises:
-        BackupFailed: it cannot be written, or what was copied is damaged (DB833).
+        BackupFailed: it cannot be written, or what was copied is damaged, or
+            is no database of tilecore's (DB833).
     """
     if not path.exists():  # sqlite3 would make an empty one
         raise BackupFailed(path=path, reason="there is no such database")
@@ -31,8 +35,11 @@ def back_up(path: Path, target: Path) -> int:
                     source.backup(copy)
                 copy.execute("pragma journal_mode = delete")  # one file, without a log beside it
                 (found,) = copy.execute("pragma quick_check(1)").fetchone()
+                is_ours = copy.execute(OURS).fetchone() is not None
             if found != "ok":
                 raise BackupFailed(path=path, reason=f"it is damaged: {found}")
+            if not is_ours:  # an empty file is a database to SQLite
+                raise BackupFailed(path=path, reason="it has no table of tilecore's", hint=EMPTY)
             with partial.open("rb") as file:
                 os.fsync(file.fileno())
             return partial.stat().st_size

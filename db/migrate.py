@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import os
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,12 +91,29 @@ def open_to_read(url: str, *, busy_timeout_s: float = 30.0) -> Database:
         return found
 
 
+@contextmanager
+def opened_for_now() -> Iterator[Database]:
+    """Yield an empty database that lies among the temporary files meanwhile.
+
+    Raises:
+        DatabaseError: it cannot be made there.
+    """
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tilecore-"))
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise DatabaseUnreachable(url="a temporary file", reason=reason) from error
+        database = open_database(file_url(Path(folder) / "tilecore.db"))
+        yield stack.enter_context(closing(database))
+
+
 def _only_to_read(url: str, busy_timeout_s: float) -> Database | None:
     """Return a file of this version's schema, opened for reading alone; None: that cannot be."""
     for how in ("mode=ro", "immutable=1"):
         database = Database(url, busy_timeout_s=busy_timeout_s, only_read=how)
         path = database.path
-        if path is None or not path.is_file():
+        if path is None or not os.path.isfile(path):  # False also where its folder may not be read
             return None
         log = path.with_name(f"{path.name}-wal")
         if how == "immutable=1" and log.exists() and log.stat().st_size:

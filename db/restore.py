@@ -7,7 +7,7 @@ from pathlib import Path
 from sqlalchemy import Connection, Table, func, insert, literal_column, select, text
 
 import db.service_models  # noqa: F401  its tables belong to the metadata
-from db.errors import DatabaseUnreachable, NotEmpty, SchemaTooOld
+from db.errors import DatabaseUnreachable, NotADatabase, NotEmpty, SchemaTooOld
 from db.file_url import file_url
 from db.migrate import HEAD, revision
 from db.models import Base
@@ -36,6 +36,8 @@ def restore(source: Path, database: Database) -> dict[str, int]:
     try:
         for one, what_to_do in ((given, hint), (database, "")):
             found = revision(one)
+            if found is None and one is given:
+                raise NotADatabase(url=one.shown_url, found="no tables")
             if found != HEAD:
                 raise SchemaTooOld(
                     url=one.shown_url, expected=HEAD, found=found or "no schema", hint=what_to_do

@@ -86,10 +86,6 @@ class Trials:
                 row.lease_until = now + timedelta(seconds=lease_s)
             return [trial_of(row) for row in rows]
 
-    def accept(self, trial: TrialRecord, epoch: int, measurement: Measurement) -> int | None:
-        """Store the outcome of a leased trial, or return None if the lease is not held any more."""
-        return self.accept_all([(trial, measurement)], epoch)[0]
-
     def accept_all(
         self, outcomes: Sequence[tuple[TrialRecord, Measurement]], epoch: int
     ) -> Sequence[int | None]:

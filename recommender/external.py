@@ -30,6 +30,8 @@ MOST_STEPS = 2048  # values of single parameters that are tried around a configu
 MAX_CODES = 2**62  # combinations of the values of listed configurations
 MAX_PARAMETERS, MAX_VALUES, MAX_CONDITIONS = 32, 1024, 64
 MAX_TEXT = 1024  # characters of a name, and of a value
+# What can be told of a call: not less than a cycle at 10 GHz, nor more than 12 days.
+SHORTEST_S, LONGEST_S = 1e-10, 1e6
 Value = bool | int | float | str
 _NO_T1 = (  # the last two: values that are written too deep
     AttributeError, KeyError, TypeError, ValueError, SyntaxError, RecursionError, MemoryError,

@@ -72,6 +72,20 @@ def check_structure(document: Mapping[str, Any], features: int) -> None:
         raise _invalid(f"at most {MAX_NODES} nodes", "more")
 
 
+def check_names(document: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Refuse a model that names its features otherwise: columns are told apart by their place.
+
+    Raises:
+        InvalidModel: the first that is another one (RC604).
+    """
+    given = _get(document, "learner", dict).get("feature_names") or names
+    if not isinstance(given, list | tuple) or len(given) != len(names):
+        raise _invalid(f"{len(names)} feature_names, or none", "another number of them")
+    for place, (name, found) in enumerate(zip(names, given, strict=True)):
+        if name != found:
+            raise _invalid(f"feature {place} named {name}, or none named", str(found)[:64])
+
+
 def _check_base_score(parameters: Mapping[str, Any]) -> None:
     text = _get(parameters, "base_score", str).strip("[]")
     try:

@@ -20,7 +20,7 @@ from db.records import ModelRecord
 from db.store import SqlStore
 from recommender.errors import InvalidModel
 from recommender.families import CPU, family_of_schema, feature_names, schema_of
-from recommender.model_file import check_structure, parse
+from recommender.model_file import check_names, check_structure, parse
 from recommender.model_trial import REFUSED
 from tilecore import kernels
 from tilecore.tile_config import digest
@@ -85,7 +85,9 @@ class ModelUploads:
         if not self._lock.acquire(blocking=False):
             raise ModelsBusy()
         try:
-            document = tried(raw, len(feature_names(family)))
+            names = feature_names(family)
+            document = tried(raw, len(names))
+            check_names(parse(document), names)
             from recommender.cost_model import CostModel
             from recommender.training import judge
 

@@ -111,7 +111,7 @@ class Settings(BaseSettings):
             InvalidSettings: the password cannot be read, or the URL has no place for it (SV910).
         """
         if self.database_url is None:
-            return file_url(self.data_dir.absolute() / "tilecore.db")
+            return file_url(self.database_file)
         if self.database_password_file is None:
             return self.database_url
         user, at, _ = self.database_url.partition("://")[2].partition("@")
@@ -126,6 +126,11 @@ class Settings(BaseSettings):
             message = f"TILECORE_DATABASE_PASSWORD_FILE: cannot be read: {error}"
             raise InvalidSettings(message=message) from error
         return with_password_file(self.database_url, self.database_password_file)
+
+    @property
+    def database_file(self) -> Path:
+        """Where the embedded database lies, if that is the one."""
+        return self.data_dir.absolute() / "tilecore.db"
 
     @property
     def measures_here(self) -> bool:

@@ -23,23 +23,26 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
+from pydantic import ValidationError
+
 from db.errors import AlreadyTold, LeaseLost, StudyClosed
 from db.records import StudyRecord, ToldConfig
 from db.studies import Studies
-from recommender.external import Value
+from recommender.external import LONGEST_S, SHORTEST_S, Value
 from recommender.recorded import RecordedSpace
-from recommender.search import STRATEGIES
 from tuner_service.client import ServiceClient
 from tuner_service.errors import InvalidRequest, NothingMeasured, Refused
 from tuner_service.settings import load_settings
 from tuner_service.studies.ask_tell import StudyEngine
-from tuner_service.studies.spaces import written_down
+from tuner_service.studies.schemas import StudyTerms
+from tuner_service.studies.spaces import plain_value, written_down
 from tuner_service.wiring import open_store
+from tuner_service.wording import told
 
 POLL_S = 0.2  # between questions whether others have told what they hold
 MOST_TOLD = 4096  # characters of a failure
 ADDED_AT_ONCE = 256  # configurations: what services take
-MAX_TIME_S = 1e6  # of a call: what services take
+LONGEST_LEASE_S = 86_400.0  # what services take
 Measure = Callable[[dict[str, Value]], "float | Sequence[float]"]
 
 
@@ -125,20 +128,20 @@ class Study:
     ) -> None:  # fmt: skip
         self.name, self.service = name, service
         self.key = key or str(uuid.uuid4())
-        self._asked: dict[str, Any] = {
-            "name": name, "hardware": hardware, "strategy": strategy, "max_trials": max_trials,
-            "seed": seed, "warm_start": warm_start,
-            "problem": None if problem is None else dict(problem),
-        }  # fmt: skip
         if (parameters is None) == (configurations is None):
             found = "neither" if parameters is None else "both"
             raise InvalidRequest(message=f"expected parameters or configurations, found {found}")
         self.space = written_down(parameters, configurations, conditions, default)
-        if strategy not in STRATEGIES:
-            expected = ", ".join(STRATEGIES)
-            raise InvalidRequest(message=f"strategy: expected one of {expected}, found {strategy}")
-        if max_trials < 1:
-            raise InvalidRequest(message=f"max_trials: expected 1 or more, found {max_trials}")
+        self._asked: dict[str, Any] = _terms(
+            name=name, hardware=hardware, strategy=strategy, max_trials=max_trials, seed=seed,
+            warm_start=warm_start, problem=problem,
+        )  # fmt: skip
+        for what, text, longest in (("key", self.key, 128), ("service", service or "", 2000)):
+            if not isinstance(text, str) or len(text) > longest:
+                expected = f"a text of at most {longest} characters"
+                raise InvalidRequest(
+                    message=f"{what}: expected {expected}, found {repr(text)[:80]}"
+                )
 
     def optimize(
         self, measure: Measure, *, catch: tuple[type[Exception], ...] = (Exception,),
@@ -148,7 +151,8 @@ class Study:
 
         Args:
             measure: configuration -> seconds per call, or several such times, whose median counts.
-                What it raises is the reason of a failure, as is a time that is not finite.
+                What it raises is the reason of a failure, as is a time that no call takes: one
+                that is not finite, or less than 1e-10 s.
             catch: exceptions that make a failure; others come out of here, and the configuration
                 is measured again by the next call.
             lease_s: how long a configuration may take before others get it.
@@ -158,7 +162,12 @@ class Study:
             InvalidRequest: ``measure`` returns something else (SV901).
             DatabaseError, ServiceUnreachable, Refused: of the place where the study is kept.
         """
-        worker, last = _worker(), ""
+        worker, last, catch = _worker(), "", _caught(catch)
+        if not callable(measure):
+            raise InvalidRequest(message=f"measure: expected a function, found {measure!r}")
+        if not _is_lease(lease_s):
+            message = f"lease_s: expected seconds, up to {LONGEST_LEASE_S:g}, found {lease_s!r}"
+            raise InvalidRequest(message=message)
         with self._desk() as desk:
             while (given := _next(desk, worker, lease_s)) is not None:
                 trial, config = given
@@ -188,10 +197,12 @@ class Study:
             InvalidRequest: something else stands in place of times (SV901).
         """
         worker, count = f"added by {_worker()}", 0
+        if isinstance(told, (str, bytes, Mapping)) or not isinstance(told, Iterable):
+            raise _no_pair(told)
         rest = iter(told)
         with self._desk() as desk:
             while part := list(islice(rest, ADDED_AT_ONCE)):
-                desk.add(worker, [_told(config, came_of_it) for config, came_of_it in part])
+                desk.add(worker, [_told(one) for one in part])
                 count += len(part)
         return count
 
@@ -309,15 +320,53 @@ class _DeskOfService:
         return _Standing(trials=found["trials"], best=fastest)
 
 
+def _terms(*, problem: Any, **given: Any) -> dict[str, Any]:
+    """Return what a study is of and how it searches, as services take it.
+
+    Raises:
+        InvalidRequest: they take none of it (SV901).
+    """
+    if isinstance(problem, Mapping):
+        problem = {name: plain_value(value) for name, value in problem.items()}
+    given = {name: plain_value(value) for name, value in given.items()}
+    try:
+        return StudyTerms.model_validate({**given, "problem": problem}).model_dump()
+    except ValidationError as error:
+        faults = [f"{'.'.join(map(str, e['loc']))}: {told(e)}" for e in error.errors()]
+        raise InvalidRequest(message="; ".join(faults).removeprefix(": ")) from None
+
+
+def _caught(catch: Any) -> tuple[type[Exception], ...]:
+    """Return the exceptions that make a failure."""
+    several = tuple(catch) if isinstance(catch, (list, tuple, set)) else (catch,)
+    if not all(isinstance(one, type) and issubclass(one, BaseException) for one in several):
+        raise InvalidRequest(message=f"catch: expected kinds of exceptions, found {catch!r}")
+    return several
+
+
+def _is_lease(found: Any) -> bool:
+    is_number = isinstance(found, (int, float)) and not isinstance(found, bool)
+    return is_number and 0 < found <= LONGEST_LEASE_S
+
+
 def _worker() -> str:
     return f"{socket.gethostname()[:80]}:{os.getpid()}:{threading.get_ident()}"
 
 
-def _told(config: Mapping[str, Value], found: float | Sequence[float] | str) -> ToldConfig:
+def _told(one: Any) -> ToldConfig:
+    """Return a configuration and what came of it, as they were told."""
+    if not isinstance(one, (tuple, list)) or len(one) != 2 or not isinstance(one[0], Mapping):
+        raise _no_pair(one)
+    config, found = one
     if isinstance(found, str):
         return ToldConfig(config=config, detail=found[:MOST_TOLD] or "failed")
     times_s, failure = _times(found)
     return ToldConfig(config=config, times_s=times_s, detail=failure)
+
+
+def _no_pair(found: object) -> InvalidRequest:
+    message = f"told: expected pairs of a configuration and its times, found {found!r}"
+    return InvalidRequest(message=message[:MOST_TOLD])
 
 
 def _next(desk: _Desk, worker: str, lease_s: float) -> tuple[int, Mapping[str, Value]] | None:
@@ -349,13 +398,13 @@ def _times(found: Any) -> tuple[Sequence[float], str]:
     has_several = isinstance(found, Iterable) and getattr(found, "ndim", 1) != 0
     several = found if has_several else [found]
     try:
-        if isinstance(found, (str, bytes)):  # its letters would be times
+        if isinstance(found, (str, bytes, bool)):  # its letters would be times, and true 1 s
             raise TypeError
         times_s = [float(t) for t in several]
     except (TypeError, ValueError):
         message = f"measure: expected seconds, or a sequence of them, found {found!r}"
         raise InvalidRequest(message=message[:MOST_TOLD]) from None
-    if not times_s or not all(0 < t <= MAX_TIME_S for t in times_s):
+    if not times_s or not all(SHORTEST_S <= t <= LONGEST_S for t in times_s):
         return (), f"measured {found!r} s"[:MOST_TOLD]
     return times_s, ""
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from db.migrate import open_database, open_to_read
+from db.errors import DatabaseAway, DatabaseError
+from db.migrate import open_database, open_to_read, opened_for_now
 from db.store import SqlStore
 from recommender.hardware import HardwareProfile, with_assumed_rates
 from recommender.hashed import Hashed
@@ -51,6 +54,32 @@ def open_store(settings: Settings) -> SqlStore:
 def open_store_to_read(settings: Settings) -> SqlStore:
     """Return the store for questions: with a warning also where nothing can be written."""
     return SqlStore(open_to_read(settings.url, busy_timeout_s=settings.database_timeout_s))
+
+
+@contextmanager
+def store_to_answer(settings: Settings) -> Iterator[SqlStore]:
+    """Yield the store for questions that what ships can answer, too.
+
+    Where there is no embedded database and none can be made, it is an empty one that is not kept;
+    that is warned of.
+
+    Raises:
+        DatabaseError: as ``open_store_to_read``, where there is a database.
+    """
+    with ExitStack() as stack:
+        try:
+            store = open_store_to_read(settings)
+            stack.callback(store.database.close)
+        except DatabaseAway as error:
+            if settings.database_url is not None or os.path.exists(settings.database_file):
+                raise
+            try:
+                store = SqlStore(stack.enter_context(opened_for_now()))
+            except DatabaseError:
+                raise error from None
+            why = f"{error.message} [{error.code}]"
+            LOG.warning("answering without a database, from what ships: %s", why)
+        yield store
 
 
 @functools.cache

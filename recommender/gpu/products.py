@@ -37,6 +37,7 @@ from tilecore.ir.nodes import Gemm
 # test_assembly.py counts those of gfx90a and gfx942; 5.4 to 7.5 on 2026-11-24.
 CONVERSION_OPERATIONS = 7
 REGISTER_BYTES = 4
+MOST_THREADS = 4096  # more than a block has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,7 @@ class Product:
         operand_registers: of a thread.
         is_busy: every warp has a part of C, and rows of A that it computed stay with it.
         shares_rows: several warps have parts of one row of C.
+        division: the same number where the same threads have the same rows of as many of C.
         dtype: of the operands, as the unit reads them.
         conversions: operations by which threads bring operands to that type, of one execution.
     """
@@ -63,6 +65,7 @@ class Product:
     operand_registers: Floats
     is_busy: Mask
     shares_rows: Mask
+    division: Floats
     dtype: str
     conversions: Floats
 
@@ -113,8 +116,23 @@ def _product(
         operand_registers=np.where(grouped | ~warped, 8.0, held),
         is_busy=has_part & ((cols == 1) | (not is_chained)),
         shares_rows=(grouped | warped) & (cols > 1),
+        division=np.where(
+            grouped | warped, -(rows * MOST_THREADS + cols), _of_threads(m, n, threads)
+        ),
         conversions=CONVERSION_OPERATIONS * converted,
     )  # fmt: skip
+
+
+def _of_threads(m: Floats, n: Floats, threads: Floats) -> Floats:
+    """Return the threads along rows and columns of a product of multiply-adds, as one number.
+
+    As ``tilecore.inference.gpu.products.choice.multiply_adds`` divides them.
+    """
+    m, n, threads = (x.astype(np.int64) for x in (m, n, threads))  # type: ignore[assignment]
+    along = np.gcd(n // np.gcd(n, 4), np.where(threads >= WARPGROUP, 16, 8))
+    along = np.gcd(along, threads)
+    found: Floats = np.gcd(m, threads // along) * MOST_THREADS + along
+    return found
 
 
 def _kinds(stmt: Gemm, target: GpuTarget) -> tuple[str, str, str]:

@@ -26,7 +26,9 @@ from recommender.gpu.shared_memory import (
     shared_bytes,
     stages_of,
     tile_bytes,
+    vectors_in_memory,
 )
+from recommender.gpu.tensor_memory import in_tensor_memory
 from recommender.hardware import HardwareProfile
 from tilecore.gpu_target import GpuTarget
 from tilecore.graph.graph import Launch
@@ -96,12 +98,14 @@ def block_resources(
     threads = block_threads(launch, columns)
     stages = stages_of(launch, columns, target)
     deepest = reduce(np.maximum, [np.ones_like(threads), *stages.values()])
-    beside_tiles = scratch_bytes(launch, columns, threads, found)
+    tensor = in_tensor_memory(launch, columns, target, found)
+    beside_tiles = scratch_bytes(launch, columns, target, found, tensor)
     if target.has_tma:
         all_stages = reduce(np.add, [0 * threads, *stages.values()])
         beside_tiles = beside_tiles + BARRIERS_OF_STAGE_BYTES * all_stages
     leaving, added = list(outgoing(launch, columns)), list(added_tiles(launch, columns, target))
-    kept = operands_in_memory(launch, target, found)
+    kept = operands_in_memory(launch, columns, target, found, tensor)
+    kept |= vectors_in_memory(launch, found, tensor, kept)
     shared = shared_bytes(launch, columns, stages, kept, [*leaving, *added]) + beside_tiles
     by_tiles = np.full(len(shared), bool(added)) & (shared <= target.shared_per_block)
     if added and may_hold(~by_tiles):

@@ -11,20 +11,23 @@ from functools import reduce
 
 import numpy as np
 
-from recommender.gpu.columns import Columns, Floats, Mask, numbers
+from recommender.gpu.columns import Columns, Floats, Mask, block_threads, numbers
 from recommender.gpu.folds import is_along_lanes, is_told_across
 from recommender.gpu.products import Product
+from recommender.gpu.tensor_memory import WORD_BYTES, groups_of, is_split_apart
 from tilecore.gpu_target import GpuTarget
 from tilecore.graph.graph import Launch
 from tilecore.graph.nodes import Loop, TileOp
 from tilecore.inference.gpu.products.choice import WARP
+from tilecore.inference.gpu.products.tensor_products import HALF_LANES
 from tilecore.ir.expr import Load, Var
 from tilecore.ir.nodes import Atomic, Buffer, Copy, Gemm, If, Parallel, Reduce, Seq, Store
 from tilecore.ir.visitor import walk_expr
 from tilecore.passes.stage_outputs import SECTOR_BYTES, TOGETHER, sums_of
 
 FOLDED_BYTES = 4  # of what lanes that have one value tell others of a fold across warps
-QUAD = 4  # lanes that have one row of a product's sums
+HALF_BYTES = 2  # of the operands that lanes hold as they hold sums
+QUAD = 4  # lanes of NVIDIA's GPUs that have one row of a product's sums
 PREFETCHED = 2  # tiles of each kind on AMD, whose next ones come through registers
 
 
@@ -51,20 +54,23 @@ def _pipelined(op: TileOp) -> Loop | None:
 
 
 def operands_in_memory(
-    launch: Launch, target: GpuTarget, found: Sequence[Product]
+    launch: Launch, columns: Columns, target: GpuTarget, found: Sequence[Product], tensor: Mask
 ) -> dict[Buffer, Mask]:
     """Return the fragments that products multiply out of shared memory, and in which configs.
 
     Scalar multiply-adds read nothing else, and products of quads hold sums otherwise than operands;
-    so do warps that have parts of one row of what another product has summed up.
+    so do products of other than 16 bits, and warps that have parts of one row of what another
+    product has summed up, or other rows than it. ``tensor``: where tensor memory has them.
     """
-    sums = {p.op.stmt.c.buffer for p in found if isinstance(p.op.stmt, Gemm)}
-    summed = sums | {
-        write.buffer
+    sums = {p.op.stmt.c.buffer: p for p in found if isinstance(p.op.stmt, Gemm)}
+    origins = {
+        write.buffer: sums[read.buffer]
         for op in launch.ops
-        if any(read.buffer in sums for read in op.reads)
+        for read in op.reads
         for write in op.writes
-    }
+        if read.buffer in sums
+    } | sums
+    threads = block_threads(launch, columns)
     kept: dict[Buffer, Mask] = {}
     for product in found:
         assert isinstance(product.op.stmt, Gemm)
@@ -73,9 +79,46 @@ def operands_in_memory(
             if operand.scope != "fragment":
                 continue
             is_kept = ~product.is_tensor | target.multiplies_by_quads
-            if operand is a and a in summed:
+            if operand is a and a in origins:
                 is_kept = is_kept | product.shares_rows
+                is_kept = is_kept | (product.division != origins[a].division)
+                is_kept = is_kept | (a.dtype.itemsize != HALF_BYTES)
+            is_kept = np.where(tensor, is_split_apart(product, columns, threads), is_kept)
             kept[operand] = kept[operand] | is_kept if operand in kept else is_kept
+    return kept
+
+
+def vectors_in_memory(
+    launch: Launch, found: Sequence[Product], tensor: Mask, operands: Mapping[Buffer, Mask]
+) -> dict[Buffer, Mask]:
+    """Return the fragments of a value per row that lie in shared memory, and in which configs.
+
+    What is computed of the sums of one product and used with those of another is held by threads
+    that have the row of both, if the products divide rows alike (as in tensor memory, ``tensor``);
+    else it lies in shared memory. Sums that lie there themselves (``operands``) fix nothing.
+    """
+    kept: dict[Buffer, Mask] = {}
+    made = {p.op.stmt.c.buffer: p for p in found if isinstance(p.op.stmt, Gemm)}
+    homes: dict[Buffer, set[Buffer]] = {}  # of a vector: the sums that it is used with
+    kin: dict[Buffer, set[Buffer]] = {}  # what is computed of one another, sums aside
+    for op in launch.ops:
+        used = {a.buffer.root for a in (*op.reads, *op.writes)}
+        vectors = {b for b in used if b.scope == "fragment" and b.ndim == 1}
+        sums = used & made.keys()
+        for vector in vectors:
+            homes.setdefault(vector, set()).update(sums)
+        if not sums and len(vectors) > 1:
+            together = vectors.union(*(kin.get(v, ()) for v in vectors))
+            kin |= dict.fromkeys(together, together)
+    order = list(made)
+    for vector, own in homes.items():
+        around = own.union(*(homes[v] for v in kin.get(vector, ())))
+        first = min(around, key=order.index) if around else vector
+        for other in own - {first}:
+            is_moved = (made[first].division != made[other].division) & ~tensor
+            for one in (first, other):
+                is_moved = is_moved & ~operands[one] if one in operands else is_moved
+            kept[vector] = kept[vector] | is_moved if vector in kept else is_moved
     return kept
 
 
@@ -204,9 +247,13 @@ def updates(launch: Launch) -> Iterator[tuple[TileOp, Atomic]]:
 
 
 def scratch_bytes(
-    launch: Launch, columns: Columns, threads: Floats, found: Sequence[Product]
+    launch: Launch, columns: Columns, target: GpuTarget, found: Sequence[Product], tensor: Mask
 ) -> Floats:
-    """Return the bytes behind the tiles by which warps tell each other of what they have folded."""
+    """Return the bytes behind the tiles by which warps tell each other of what they have folded.
+
+    Where sums lie in tensor memory (``tensor``), also those of the words that it takes.
+    """
+    threads = block_threads(launch, columns)
     total = 0 * threads
     sums = {p.op.stmt.c.buffer: p for p in found if isinstance(p.op.stmt, Gemm)}
     for op in launch.ops:
@@ -214,9 +261,14 @@ def scratch_bytes(
             continue
         product = sums.get(op.stmt.src.buffer)
         if product is not None:
-            is_told, lanes = product.shares_rows, QUAD
+            by_groups = groups_of(product, columns, threads) > 1
+            is_told = np.where(tensor, by_groups, product.shares_rows)
+            rows = numbers(op.stmt.src.extents[0], columns)
+            by_lane = tensor & (rows != HALF_LANES) if target.kind == "cuda" else True
+            lanes = np.where(by_lane, 1, QUAD)
         else:
             is_told = is_told_across(op.stmt, columns, threads)
-            lanes = WARP if is_along_lanes(op.stmt) else 1
+            lanes = numbers(WARP if is_along_lanes(op.stmt) else 1, columns)
         total = np.maximum(total, is_told * threads // lanes * FOLDED_BYTES)
-    return total
+    found_words: Floats = total + tensor * (WORD_BYTES * (1 + len(found)))
+    return found_words

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from db.migrate import open_database
-from db.records import NewRun, RunRecord
+from db.records import NewRun, RunRecord, TrialRecord
 from db.store import SqlStore
 from recommender.hardware import HardwareProfile
 from recommender.measurement import Measurement, MeasureStatus, Protocol, Toolchain
@@ -45,6 +45,11 @@ def measurement(time_s: float | None = 1e-3, **changes: object) -> Measurement:
         "metrics": {"load": 0.5},
     }
     return Measurement(**(fields | changes))
+
+
+def accept(store: SqlStore, trial: TrialRecord, epoch: int, found: Measurement) -> int | None:
+    """Store the outcome of one trial; None: its lease is not held any more."""
+    return store.trials.accept_all([(trial, found)], epoch)[0]
 
 
 def run(**changes: object) -> NewRun:

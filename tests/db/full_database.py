@@ -21,7 +21,7 @@ from recommender.drift import Drift
 from recommender.families import schema_of
 from recommender.hardware import HardwareProfile, load_profile
 from recommender.measurement import Protocol
-from tests.db.conftest import HARDWARE, TOOLCHAIN, measurement, workload
+from tests.db.conftest import HARDWARE, TOOLCHAIN, accept, measurement, workload
 from tests.db.test_studies import NEW
 from tilecore.tile_config import TileConfig
 
@@ -87,8 +87,11 @@ def _tune(store: SqlStore, epoch: int) -> None:
         lost, *others = store.trials.claim(run.id, epoch, 9, 60)
         store.trials.retry_later(lost, epoch, "worker lost", 60.0)
         for trial in others:
-            store.trials.accept(
-                trial, epoch, measurement(config=trial.config, protocol=trial.protocol, driver="d3")
+            accept(
+                store,
+                trial,
+                epoch,
+                measurement(config=trial.config, protocol=trial.protocol, driver="d3"),
             )
         store.runs.finish(run.id, epoch, "SUCCEEDED", result={"best": number})
         if number == 0:

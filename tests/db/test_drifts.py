@@ -8,7 +8,7 @@ from db.changes import EVERYTHING, Follower
 from db.records import NewTrial
 from recommender.drift import Drift
 from recommender.measurement import Protocol
-from tests.db.conftest import BOTH, HARDWARE, TOOLCHAIN
+from tests.db.conftest import BOTH, HARDWARE, TOOLCHAIN, accept
 from tilecore.tile_config import TileConfig
 
 pytestmark = BOTH
@@ -32,7 +32,7 @@ def tuned(store, new_run, make_measurement):
         found = make_measurement(
             time_s, protocol=Protocol.CONFIRM, config=config, measured_at=at, driver="d"
         )
-        store.trials.accept(leased, epoch, found)
+        accept(store, leased, epoch, found)
         store.runs.finish(run.id, epoch, "SUCCEEDED", result={})
         runs.append(store.runs.get(run.public_id))
     return runs

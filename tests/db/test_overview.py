@@ -2,7 +2,7 @@
 
 from db.records import NewTrial
 from recommender.measurement import Protocol
-from tests.db.conftest import BOTH
+from tests.db.conftest import BOTH, accept
 from tilecore.tile_config import TileConfig
 
 pytestmark = BOTH
@@ -26,7 +26,7 @@ def test_counts(store, new_run, make_measurement):
         epoch,
     )
     (first, second) = store.trials.claim(run.id, epoch, 2, 60)
-    store.trials.accept(first, epoch, make_measurement())
+    accept(store, first, epoch, make_measurement())
     store.trials.retry_later(second, epoch, "worker lost", 0.0)
     store.trials.claim(run.id, epoch, 1, 60)
     store.add_all([make_measurement(None), make_measurement()])

@@ -79,6 +79,9 @@ def test_what_is_no_file_of_this_schema_is_refused(store, backup, tmp_path):
     other.write_text("id,run" * 400)
     with pytest.raises(NotADatabase):
         restore(other, store.database)
+    other.write_text("")  # it was to be migrated
+    with pytest.raises(NotADatabase, match="found no tables"):
+        restore(other, store.database)
     with closing(Database(f"sqlite:///{backup}")) as given:
         downgrade(given, "0015")
     with pytest.raises(SchemaTooOld, match="tilecore migrate"):

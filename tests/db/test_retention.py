@@ -17,7 +17,7 @@ from db.records import MeasurementQuery, NewTrial, RetentionPolicy
 from db.retention import _superfluous
 from db.service_models import DriftRow
 from recommender.measurement import Protocol
-from tests.db.conftest import BOTH
+from tests.db.conftest import BOTH, accept
 from tests.db.test_log import DEVICES, START, TOOLCHAINS, some
 from tilecore.tile_config import TileConfig
 
@@ -160,7 +160,7 @@ def test_runs_keep_their_trials_until_they_end_and_go_on_afterwards(
     store.trials.add(run.id, proposals[:6], epoch)
     for trial in store.trials.claim(run.id, epoch, 9, 60):
         time_s = 1e-3 * (1 + trial.sequence)
-        store.trials.accept(trial, epoch, make_measurement(time_s, config=trial.config))
+        accept(store, trial, epoch, make_measurement(time_s, config=trial.config))
     assert removed(store.retention.compact(BARE, vacuum="off")) == 0
     store.runs.finish(run.id, epoch, "SUCCEEDED", result={})
     soon = RetentionPolicy(keep_days=0, keep_best=1, keep_recent=0, keep_training=0)
@@ -192,7 +192,7 @@ def test_a_run_that_is_extended_meanwhile_keeps_its_trials(
     store.trials.add(run.id, proposals, epoch)
     for trial in store.trials.claim(run.id, epoch, 9, 60):
         time_s = 1e-3 * (1 + trial.sequence)
-        store.trials.accept(trial, epoch, make_measurement(time_s, config=trial.config))
+        accept(store, trial, epoch, make_measurement(time_s, config=trial.config))
     store.runs.finish(run.id, epoch, "SUCCEEDED", result={})
     soon = RetentionPolicy(keep_days=0, keep_best=1, keep_recent=0, keep_training=0)
     with ThreadPoolExecutor() as pool:

@@ -25,7 +25,7 @@ from db.records import MeasurementQuery, NewRun, NewTrial
 from db.session import Database
 from db.store import SqlStore
 from recommender.measurement import MeasureStatus, Protocol
-from tests.db.conftest import BOTH, HARDWARE, TOOLCHAIN
+from tests.db.conftest import BOTH, HARDWARE, TOOLCHAIN, accept
 from tilecore.tile_config import TileConfig
 
 pytestmark = BOTH
@@ -64,8 +64,8 @@ def test_a_run_from_queue_to_result(store, new_run, make_measurement):
     assert len(repeated) == 3
     for trial in store.trials.claim(run.id, epoch, 10, 60):
         measured = make_measurement(1e-3 * (1 + trial.sequence), config=trial.config)
-        assert store.trials.accept(trial, epoch, measured) is not None
-        assert store.trials.accept(trial, epoch, measured) is None  # a second time: refused
+        assert accept(store, trial, epoch, measured) is not None
+        assert accept(store, trial, epoch, measured) is None  # a second time: refused
     assert store.trials.count_by_status(run.id) == {"OK": 4}
     assert store.count_measurements() == 4
     store.runs.finish(run.id, epoch, "SUCCEEDED", result={"best": 1})
@@ -93,8 +93,8 @@ def test_a_result_counts_only_while_its_lease_is_held(store, new_run, make_measu
     assert new == old + 1
     assert store.trials.requeue(new) == 1
     (held,) = store.trials.claim(run.id, new, 1, 60)
-    assert store.trials.accept(lost, old, make_measurement()) is None
-    assert store.trials.accept(held, new, make_measurement()) is not None
+    assert accept(store, lost, old, make_measurement()) is None
+    assert accept(store, held, new, make_measurement()) is not None
     assert store.count_measurements() == 1
 
 
@@ -213,7 +213,7 @@ def test_a_trial_that_lost_all_workers_is_failed(store, new_run, make_measuremen
     epoch = store.leader.acquire("me", 60)
     store.trials.add(run.id, trials(1), epoch)
     (trial,) = store.trials.claim(run.id, epoch, 1, 60)
-    store.trials.accept(trial, epoch, make_measurement(None, status=MeasureStatus.WORKER_LOST))
+    accept(store, trial, epoch, make_measurement(None, status=MeasureStatus.WORKER_LOST))
     (stored,) = store.trials.of_run(run.id)
     assert (stored.state, stored.measurement.status) == ("failed", MeasureStatus.WORKER_LOST)
 
@@ -229,7 +229,7 @@ def test_cancelling(store, new_run, make_measurement):
     assert store.runs.controls([under_way.id])[under_way.id].cancel_requested
     store.runs.finish(under_way.id, epoch, "CANCELLED")
     assert {t.state for t in store.trials.of_run(under_way.id)} == {"cancelled"}
-    assert store.trials.accept(leased, epoch, make_measurement()) is None
+    assert accept(store, leased, epoch, make_measurement()) is None
     assert store.runs.cancel(under_way.public_id).state == "CANCELLED"
 
 
@@ -382,7 +382,7 @@ def test_a_finished_run_goes_on_with_a_larger_budget(store, new_run, make_measur
     run = new_run(spec={"max_trials": 2, "time_limit_s": 5.0}, planned_trials=2, ceiling_s=9.0)
     epoch = store.leader.acquire("me", 60)
     first, _ = under_way(store, run, epoch)
-    store.trials.accept(first, epoch, make_measurement(config=first.config))
+    accept(store, first, epoch, make_measurement(config=first.config))
     store.runs.add_time(run.id, 4.0, 2.0, epoch)
     store.runs.finish(run.id, epoch, "SUCCEEDED", result={"best": 1})
     with pytest.raises(BudgetUsedUp, match=r"DB812.*more than 2 trials"):
@@ -545,8 +545,8 @@ def test_measurements_are_dated_by_the_clock_of_the_database(
     run, epoch = new_run(), store.leader.acquire("me", 60)
     here, there = under_way(store, run, epoch)
     measured = [make_measurement(config=t.config, measured_at=MORNING) for t in (here, there)]
-    store.trials.accept(here, epoch, measured[0])
-    other.trials.accept(there, epoch, measured[1])
+    accept(store, here, epoch, measured[0])
+    accept(other, there, epoch, measured[1])
     dates = [t.measurement.measured_at for t in store.trials.of_run(run.id)]
     assert dates[0] == MORNING
     assert abs(dates[1] - MORNING - timedelta(hours=3)) < timedelta(seconds=5)
@@ -616,7 +616,7 @@ def test_events_of_a_run_are_seen_in_their_order(store, second_store, new_run, m
 
     def work():
         second_store.trials.retry_later(second, epoch, "lost", 0.0)
-        second_store.trials.accept(first, epoch, make_measurement(config=first.config))
+        accept(second_store, first, epoch, make_measurement(config=first.config))
 
     with store.runs._row(run.public_id) as (session, row):
         add_event(session, store.database, row.id, "pause_requested", {})
@@ -632,7 +632,7 @@ def test_events_of_a_run_are_seen_in_their_order(store, second_store, new_run, m
 def test_trials_are_listed_in_pages(store, new_run, make_measurement):
     run, epoch = new_run(), store.leader.acquire("me", 60)
     _, second, *_ = under_way(store, run, epoch, 5)
-    store.trials.accept(second, epoch, make_measurement(config=second.config))
+    accept(store, second, epoch, make_measurement(config=second.config))
     page = store.trials.page(run.id, limit=2)
     rest = store.trials.page(run.id, limit=9, after=page[-1].id)
     assert [t.sequence for t in (*page, *rest)] == [0, 1, 2, 3, 4]
@@ -667,7 +667,7 @@ def test_going_back_to_the_schema_before_and_forward_keeps_every_trial(
         proposals = [replace(t, round=number) for t in trials(3, Protocol.CONFIRM)]
         store.trials.add(run.id, proposals, epoch)
         for trial in store.trials.claim(run.id, epoch, 9, 60):
-            store.trials.accept(trial, epoch, make_measurement(config=trial.config))
+            accept(store, trial, epoch, make_measurement(config=trial.config))
         if number == 0:
             store.runs.extend(run.public_id, trials=1)
     before = [t.measurement_id for t in store.trials.of_run(run.id)]
@@ -696,7 +696,7 @@ def test_a_run_of_other_code_begins_again_and_its_measurements_stay(
             assert store.trials.add(run.id, new, epoch) == []
             assert store.trials.add(run.id, new, epoch) == new
         first, *_ = store.trials.claim(run.id, epoch, 4, 60)
-        assert store.trials.accept(first, epoch, make_measurement(config=first.config))
+        assert accept(store, first, epoch, make_measurement(config=first.config))
         if number == 0:
             store.runs.extend(run.public_id, trials=1)
             store.trials.add(
@@ -712,7 +712,7 @@ def test_a_run_of_other_code_begins_again_and_its_measurements_stay(
         assert store.trials.of_run(run.id) == store.trials.page(run.id) == []
         assert store.trials.count_by_status(run.id) == {}
         assert store.trials.claim(run.id, epoch, 9, 60) == []
-        assert store.trials.accept(first, epoch, make_measurement()) is None
+        assert accept(store, first, epoch, make_measurement()) is None
         assert store.count_measurements() == number + 1
     told = [e.payload["trials"] for e in store.runs.events(run.id) if e.kind == "renewed"]
     assert told == [1, 1, 1]

@@ -36,6 +36,11 @@ class Page:
         self._call("Page.navigate", url=url)
         self.wait("document.readyState == 'complete' && location.href != 'about:blank'")
 
+    def resize(self, width: int, height: int) -> None:
+        """Show pages as a phone of that size does."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": True}
+        self._call("Emulation.setDeviceMetricsOverride", **size)
+
     def ask(self, expression: str) -> Any:
         """Return the value of a JavaScript expression."""
         found = self._call("Runtime.evaluate", expression=expression, returnByValue=True)

@@ -10,6 +10,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -88,6 +89,7 @@ BAD_INPUT = {
     "wrong value": (["recommend", *GEMM, "--set", "transpose_a=7"], "TC502"),
     "too many threads": (["tune", *GEMM, "--threads", "4000"], "SV907"),
     "no address": (["dispatch", *GEMM, "--m", "1:16", "--service", "nix"], "SV936"),
+    "a format of no file": (["dispatch", *GEMM, "--m", "1:4", "--format", "vllm"], "SV901"),
     "nobody's field": (["recommend", *GEMM, "--set", "=3"], "TC502"),
     # Once the last word had it, without a word.
     "two sizes": (["recommend", *GEMM, "--set", "m=32"], "TC502"),
@@ -314,6 +316,13 @@ def test_migrate_says_what_it_did(cli, settings):
     assert "schema is current (was empty)" in cli("migrate")[1]
 
 
+def test_whether_a_coordinator_leads_is_said(cli, store):
+    """The status alone said it, and a container's log of health checks nothing."""
+    assert cli("coordinator", "--check")[:2] == (1, "no coordinator leads\n")
+    store.leader.acquire("somebody", 60)
+    assert cli("coordinator", "--check")[:2] == (0, "a coordinator leads\n")
+
+
 def test_a_coordinator_ends_with_its_parent(settings):
     """A coordinator whose parent is gone stops by itself (SIGKILL of `serve` leaves nothing)."""
     command = [sys.executable, "-m", "tuner_service", "coordinator", "--parent", "999999"]
@@ -535,6 +544,43 @@ def test_who_only_asks_needs_no_room_on_the_disk(settings, tuned, command):
         assert json.loads(done.stdout)[0]["source"] == "measured"
     else:
         assert "64" in done.stdout
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["recommend", *GEMM, "--top-k", "1"],
+        ["recommend", MATMUL, *GEMM[1:], "--set", "dtype=float16", "--hardware", "h100"],
+        ["dispatch", "gemm", "--m", "1:4", "--n", "64", "--k", "64"],
+    ],
+)
+def test_what_ships_answers_where_there_can_be_no_database(
+    arguments, monkeypatch, tmp_path, caplog
+):
+    """DB804, whatever was asked, where the folder of data cannot be made."""
+    (tmp_path / "file").touch()
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setenv("TILECORE_DATA_DIR", str(tmp_path / "file" / "tilecore"))
+    with caplog.at_level("WARNING", "tuner_service.wiring"):
+        assert run_cli(arguments) == 0
+    assert "answering without a database, from what ships" in caplog.text
+    assert "[DB804]" in caplog.text
+    assert list(temporary.iterdir()) == []
+    for changed in (["tune", *GEMM], ["runs"], ["keys", "list"]):
+        assert run_cli(changed) == 2
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))  # nowhere else either
+    assert run_cli(arguments) == 2
+
+
+def test_a_database_that_is_there_answers_or_is_told(cli, settings, monkeypatch):
+    """What cannot be read is not passed over, nor is a place that somebody named."""
+    (settings.data_dir / "tilecore.db").write_text("no database")
+    assert "DB805" in cli("recommend", *GEMM)[2]
+    monkeypatch.setenv("TILECORE_DATABASE_URL", "sqlite:////proc/none/x.db")
+    assert "DB804" in cli("recommend", *GEMM)[2]
 
 
 def test_a_database_that_is_only_read_takes_no_changes(settings, tuned):

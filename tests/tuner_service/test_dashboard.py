@@ -211,6 +211,38 @@ def test_every_page_that_pages_lead_to_is_there(each_database):
     }  # fmt: skip
 
 
+def test_no_page_leads_to_what_was_not_measured(serve):
+    """A run that was cancelled led to a map that is not there, the whole log to a file of T4."""
+    client = serve()
+    run = client.post("/v1/tuning-runs", json=GEMM | {"max_trials": 8}).json()
+    client.post(f"/v1/tuning-runs/{run['id']}:cancel")
+    pages = ["/dashboard", f"/dashboard/runs/{run['id']}", "/dashboard/log"]
+    found = {link for page in pages for link in read(client, page).attributes("a", "href")}
+    for link in found:
+        assert client.get(link).status_code == 200, link
+
+
+def test_no_page_is_wider_than_a_narrow_screen(serve, settings, store, finished):
+    """The overview was 837 points wide once a model was promoted, and small."""
+    program = browser.find()
+    if program is None:
+        pytest.skip("no Chromium here: install the package chromium")
+    _, run = finished
+    chosen = {f"quality_of_{who}": 0.9 for who in ("model", "analytic", "nearest", "incumbent")}
+    store.models.save(
+        kernel="gemm", family="cpu", blob=b"m", feature_schema="f", metrics=chosen, trained_on=600,
+        promote=True,
+    )  # fmt: skip
+    app = create_app(settings.model_copy(update={"answer_processes": 0, "access_log": "off"}))
+    pages = ["", "/runs", f"/runs/{run['id']}", "/studies", "/log", "/recommend"]
+    with served(app) as address, browser.opened(program) as page:
+        page.resize(360, 800)
+        for name in pages:
+            page.open(f"{address}/dashboard{name}")
+            page.wait(f"location.pathname == '/dashboard{name}'")
+            assert page.ask("document.documentElement.scrollWidth") == 360, name
+
+
 def test_a_run_under_way_shows_its_progress(serve):
     client = serve()
     run = client.post("/v1/tuning-runs", json=GEMM | {"max_trials": 8}).json()

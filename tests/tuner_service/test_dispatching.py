@@ -267,6 +267,22 @@ def test_bad_requests_are_problems_with_a_code(client, changes, code):
     assert problem(client.post("/v1/dispatch-tables", json=REQUEST | changes), status, code)
 
 
+@pytest.mark.parametrize("route", ["/v1/dispatch-tables", "/v1/dispatch-tables:tune"])
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ("[1e999]", "1 to 64 sizes from 1 to 1048576"),  # was an error of the service
+        ("[NaN]", "1 to 64 sizes from 1 to 1048576"),
+        ('"a:b"', "'FIRST:LAST', 'A,B,...' or a list of sizes"),
+        ("5", "'FIRST:LAST', 'A,B,...' or a list of sizes"),
+    ],
+)
+def test_sizes_that_are_none_are_told_with_their_form(client, route, found, expected):
+    text = json.dumps(REQUEST).replace('"1:64"', found)
+    answer = client.post(route, content=text, headers={"content-type": "application/json"})
+    assert f"/body/sizes/m: expected {expected}" in problem(answer, 422, "SV901")["detail"]
+
+
 def test_the_client_gets_a_table(client):
     with ServiceClient(f"http://{LOCAL}") as service:
         service._http = client

@@ -13,7 +13,7 @@ import xgboost
 from db.errors import AlreadyMade
 from db.idempotency import Once
 from recommender.families import schema_of
-from recommender.features import SCHEMA
+from recommender.features import NAMES, SCHEMA
 from recommender.hardware import load_profile, profile_names
 from recommender.training import make_groups, train
 from tests.recommender.support import GEMM as KERNEL
@@ -190,6 +190,20 @@ def test_files_that_are_damaged_or_something_else(client, booster, form):
     problem(upload(client, raw, kernel="none"), 404, "TC501")
     problem(upload(client, raw, sha256="x"), 422, "SV901")
     assert client.get("/v1/models").json()["items"] == []
+
+
+@pytest.mark.parametrize("form", ["ubj", "json"])
+def test_features_are_those_that_the_model_names(client, booster, form):
+    """A model that had them in another order was taken, and read each as its neighbour."""
+    names = list(NAMES)
+    for given, status in ((names, 201), ([*names[1:], names[0]], 422), (names[::-1], 422)):
+        named = booster.copy()
+        named.feature_names = given
+        answer = upload(client, bytes(named.save_raw(form)))
+        if status == 422:
+            told = problem(answer, 422, "RC604")["detail"]
+            assert told.startswith(f"expected feature 0 named {names[0]}, or none named, found")
+        assert answer.status_code == status
 
 
 def test_files_that_crash_xgboost_end_only_the_child(client, store, measurements, good):

@@ -1,5 +1,8 @@
 """What operators do: compact the log by REST and by command line."""
 
+import sqlite3
+from contextlib import closing
+
 import pytest
 from sqlalchemy import text
 
@@ -106,3 +109,17 @@ def test_what_is_no_embedded_database_is_not_copied(cli, monkeypatch, tmp_path):
         assert why in err
         assert "secret" not in err
     assert list(tmp_path.glob("*copy*")) + list(tmp_path.glob("absent*")) == []
+
+
+def test_a_file_without_our_tables_is_not_copied(cli, monkeypatch, tmp_path):  # noqa: F811
+    """A file of no bytes is a database to SQLite: its copy was "written"."""
+    empty, other, copy = (tmp_path / name for name in ("empty.db", "other.db", "copy.db"))
+    empty.touch()
+    with closing(sqlite3.connect(other)) as file:
+        file.execute("create table t (x)")
+    for path in (empty, other):
+        monkeypatch.setenv("TILECORE_DATABASE_URL", f"sqlite:///{path}")
+        status, _, err = cli("db", "backup", str(copy))
+        assert (status, err[:12]) == (2, "error: DB833")
+        assert f"{path}: it has no table of tilecore's" in err
+    assert not copy.exists()

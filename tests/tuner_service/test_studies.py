@@ -245,7 +245,7 @@ def test_bad_answers_and_closed_studies(client):
     (trial,) = ask(client, url)
     problem(tell(client, url, trial), 422, "SV901")
     problem(tell(client, url, trial, repeats_us=[1.0], failure="both"), 422, "SV901")
-    for wrong in (-1.0, 0, True, "5", 1e400, None):
+    for wrong in (-1.0, 0, 1e-300, 9e-5, True, "5", 1e400, None):
         body = json.dumps({"worker": "w1", "repeats_us": [4.0, wrong]}).encode()
         path, headers = f"{url}/trials/{trial['id']}:complete", {"content-type": "application/json"}
         problem(client.post(path, content=body, headers=headers), 422, "SV901")

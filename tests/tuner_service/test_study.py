@@ -101,6 +101,26 @@ def test_numbers_of_numpy_and_torch_are_times(place):
         assert study.optimize(lambda config, number=number: number).time_s == 0.5
 
 
+def test_a_time_that_no_call_takes_is_none(place):
+    """1e-300 s was the best time of a study for ever."""
+    study = Study("too fast", TILES, service=place, default={"BM": 32, "BN": 32, "stages": 2})
+    assert study.add([({"BM": 64, "BN": 32, "stages": 2}, 9e-11)]) == 1
+    found = study.optimize(lambda c: 1e-300 if c["BM"] == 32 else time_of(c))
+    assert found.time_s == pytest.approx(time_of(found.config))
+    assert found.measured == 18
+    once = Study("fast", {"a": [1]}, service=place, warm_start=False)
+    assert once.optimize(lambda config: 1e-10).time_s == 1e-10
+
+
+@pytest.mark.parametrize(
+    "told", ["x", b"x", 5, None, {"BM": 32}, ["xy"], [{"BM": 32, "BN": 32}], [(1,)], [("a", 1e-6)]]
+)
+def test_what_is_no_pair_is_told(place, told):
+    """A text was a ValueError of Python's: not enough values to unpack."""
+    with pytest.raises(InvalidRequest, match=r"SV901.*expected pairs of a configuration and its"):
+        Study("pairs", TILES, service=place).add(told)
+
+
 def test_what_is_not_caught_is_measured_again(place):
     study = Study("stops", TILES, service=place, default={"BM": 64, "BN": 64, "stages": 2})
     seen = []
@@ -170,11 +190,56 @@ def test_a_closed_study_gives_what_it_has(place, store):
         ({"configurations": [{"a": [1]}]}, InvalidExternalSpace),
         ({"configurations": [{"a": 1}, {"a": "x"}]}, InvalidExternalSpace),
         ({"configurations": [{"a": 1}], "default": {"a": 2}}, InvalidExternalSpace),
+        # These were errors of Python's, or of the database's, some after the first measurement.
+        ({"parameters": [1, 2]}, InvalidExternalSpace),
+        ({"parameters": "ab"}, InvalidExternalSpace),
+        ({"configurations": "ab"}, InvalidExternalSpace),
+        ({"configurations": {"a": 1}}, InvalidExternalSpace),
+        ({"configurations": [1, 2]}, InvalidExternalSpace),
+        ({"parameters": TILES, "conditions": "BM < BN"}, InvalidExternalSpace),
+        ({"parameters": TILES, "conditions": 5}, InvalidExternalSpace),
+        ({"parameters": TILES, "conditions": [lambda config: True]}, InvalidExternalSpace),
+        ({"parameters": TILES, "default": [32, 32, 2]}, InvalidExternalSpace),
+        ({"parameters": TILES, "name": ""}, InvalidRequest),
+        ({"parameters": TILES, "problem": [1]}, InvalidRequest),
+        ({"parameters": TILES, "problem": {"m": 1.5}}, InvalidRequest),
+        ({"parameters": TILES, "hardware": None}, InvalidRequest),
+        ({"parameters": TILES, "max_trials": "5"}, InvalidRequest),
+        ({"parameters": TILES, "max_trials": 2.5}, InvalidRequest),
+        ({"parameters": TILES, "seed": -1}, InvalidRequest),
+        ({"parameters": TILES, "seed": 10**30}, InvalidRequest),
+        ({"parameters": TILES, "strategy": ["model"]}, InvalidRequest),
+        ({"parameters": TILES, "key": 5}, InvalidRequest),
+        ({"parameters": TILES, "service": 5}, InvalidRequest),
     ],
 )
 def test_what_is_no_study_is_told_at_once(given, error):
     with pytest.raises(error, match="expected"):
-        Study("bad", **given)
+        Study(**{"name": "bad"} | given)
+
+
+@pytest.mark.parametrize(
+    ("measure", "given"),
+    [
+        (None, {}), (time_of, {"lease_s": 0}), (time_of, {"lease_s": float("inf")}),
+        (time_of, {"lease_s": "long"}), (time_of, {"catch": [5]}), (lambda config: True, {}),
+    ],
+)  # fmt: skip
+def test_what_cannot_measure_is_told_at_once(place, measure, given):
+    with pytest.raises(InvalidRequest, match=r"SV901.*expected"):
+        Study("bad", TILES, service=place).optimize(measure, **given)
+
+
+def test_values_of_numpy_are_numbers(place):
+    """A list of them was no list of numbers, a size no JSON."""
+    study = Study(
+        "numpy", {"a": np.array([1, 2]), "b": [np.float32(0.5)], "c": [np.str_("x")]},
+        problem={"m": np.int64(5)}, default={"a": np.int64(2), "b": 0.5, "c": "x"}, service=place,
+    )  # fmt: skip
+    assert study.optimize(lambda c: 1e-3 * c["a"]).config == {"a": 1, "b": 0.5, "c": "x"}
+    failing = Study("fails", TILES, service=place, max_trials=1)
+    with pytest.raises(NothingMeasured, match="division by zero"):
+        failing.optimize(lambda c: 1 / 0, catch=[ZeroDivisionError])
 
 
 def test_a_study_begins_with_what_was_fast_for_like_problems(place, store):

@@ -476,6 +476,8 @@ def run_cli(arguments: list[str]) -> int:
     except Exception as error:
         if isinstance(error, OSError) and error.errno in NO_ROOM:
             return _complain(f"{error.strerror}: what was to be written is not, or not whole", 1)
+        if isinstance(error, PermissionError) and error.filename:
+            return _complain(f"{error.filename}: {error.strerror}", 2)
         if load_settings().log_level == "debug":
             raise
         where = "TILECORE_LOG_LEVEL=debug shows where"

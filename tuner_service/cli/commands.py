@@ -163,10 +163,10 @@ def recommend(
     as_json: bool,
 ) -> None:
     """Print ranked configs."""
-    store = wiring.open_store_to_read(settings)
-    question = questions.understand(store, kernel, problem, threads=threads, hardware=hardware)
-    ranked, evidence = questions.ranked_with_evidence(store, question, top_k=top_k)
-    again = remeasurement(store, settings, question, evidence)
+    with wiring.store_to_answer(settings) as store:
+        question = questions.understand(store, kernel, problem, threads=threads, hardware=hardware)
+        ranked, evidence = questions.ranked_with_evidence(store, question, top_k=top_k)
+        again = remeasurement(store, settings, question, evidence)
     if as_json:
         from tuner_service.answers.answering import to_wire
 

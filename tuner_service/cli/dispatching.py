@@ -21,7 +21,7 @@ from tuner_service.cli.console_dispatch import TuningLines, print_dispatch_table
 from tuner_service.dispatch.evidence import LoggedSessions
 from tuner_service.dispatch.shapes import AskedTable, understand_table
 from tuner_service.dispatch.tuning import TableTuning, Waiting
-from tuner_service.errors import ExportFailed, RunFailed
+from tuner_service.errors import ExportFailed, InvalidRequest, RunFailed
 from tuner_service.settings import Settings
 
 Form = Literal["table", "vllm"]
@@ -44,6 +44,8 @@ def dispatch(
 
     With a ``service`` it answers, and its workers tune (``dispatch_by_service.ask``).
     """
+    if form != "table" and output is None:
+        raise InvalidRequest(message="expected --output beside --format, found none")
     if output is not None:
         _check_place(output)
         if form == "vllm" and asked.dims:
@@ -83,14 +85,15 @@ def make_table(
     effort: jobs.Effort | None = None, follow: Follow = commands.follow_group,
 ) -> tuple[DispatchTable, str]:  # fmt: skip
     """Return a table and the kind of its device; with an ``effort``, its shapes are tuned first."""
-    store = wiring.open_store(settings)
     if effort is None:
-        question = understand_table(store, asked)
-        times = known_times(
-            question, store, evidence=LoggedSessions(store, question),
-            trust_predictions=trust_predictions,
-        )  # fmt: skip
+        with wiring.store_to_answer(settings) as store:
+            question = understand_table(store, asked)
+            times = known_times(
+                question, store, evidence=LoggedSessions(store, question),
+                trust_predictions=trust_predictions,
+            )  # fmt: skip
     else:
+        store = wiring.open_store(settings)
         question, times = tuned_times(settings, store, asked, effort, follow)
     table = dispatch_table(question, times, choice)
     if asked.program is not None:

@@ -7,7 +7,7 @@ import runpy
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,8 +82,7 @@ def recommend(settings: Settings, asked: Asked, *, top_k: int, as_json: bool) ->
             with ServiceClient(asked.service, settings.key) as client:
                 advice = client.recommend(asked.question(function, top_k=top_k))
         else:
-            store = wiring.open_store_to_read(settings)
-            with closing(store.database):
+            with wiring.store_to_answer(settings) as store:
                 device, asked_for = device_of(store, asked.hardware)
                 question = asked.question(function, top_k=top_k)
                 advice = advise_for(question, device, asked_for, known_to(store, device))

@@ -35,7 +35,9 @@ def coordinator(settings: Settings, *, until_idle: bool, parent: int | None, che
     if check:
         from tuner_service.watch import is_led
 
-        return 0 if is_led(wiring.open_store(settings)) else 1
+        leads = is_led(wiring.open_store(settings))
+        out.print("a coordinator leads" if leads else "no coordinator leads")
+        return 0 if leads else 1
     from tuner_service.coordinator.main import run_coordinator
     from tuner_service.log_lines import ends_logged, log_everything
 

@@ -35,6 +35,8 @@ def log(
     kernel = given.get("kernel")
     known = list(kernels.KERNELS)
     more = found.next_cursor
+    shown = {(record.workload_key, record.hardware_key) for record in found.items}
+    forms = {f: text for f, text in FORMS.items() if f != "t4" or len(shown) == 1}
     return page(
         request, "log.html",
         items=found.items, given=given,
@@ -42,7 +44,7 @@ def log(
         devices=list_hardware(store, limit=MOST_DEVICES).items,
         statuses=[s.value for s in MeasureStatus],
         protocols=[p.value for p in Protocol],
-        exports={text: address(EXPORT, asked, format=form) for form, text in FORMS.items()},
+        exports={text: address(EXPORT, asked, format=form) for form, text in forms.items()},
         first=address(path, given, cursor=None) if cursor else None,
         more=address(path, given, cursor=more) if more else None,
     )  # fmt: skip

@@ -86,7 +86,7 @@ def run(
         followed=f"/v1/tuning-runs/{found.id}/events" if found.finished_at is None else None,
         events=EVENTS,
         beside_torch=_beside_torch(result), doubts=doubts_in(result), chart=_chart(found, trials),
-        best_us=_best_us(trials), **table,
+        best_us=_best_us(trials), is_measured=any(t.status for t in trials), **table,
     )  # fmt: skip
 
 

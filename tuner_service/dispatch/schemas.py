@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
@@ -30,12 +31,14 @@ def _sizes(value: Any) -> Any:
         if not 1 <= len(value) <= MAX_WIRE_SHAPES or not all(_is_size(v) for v in value):
             raise ValueError(f"expected 1 to {MAX_WIRE_SHAPES} sizes from 1 to {MAX_DIMENSION}")
         return ",".join(str(int(v)) for v in value)
+    if not isinstance(value, str) or re.fullmatch(SIZES_TEXT, value) is None:
+        raise ValueError(f"expected 'FIRST:LAST', 'A,B,...' or a list of sizes to {MAX_DIMENSION}")
     return value
 
 
 def _is_size(value: Any) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and value == int(value) and 1 <= value <= MAX_DIMENSION
+    return is_number and 1 <= value <= MAX_DIMENSION and value == int(value)
 
 
 SizesIn = Annotated[

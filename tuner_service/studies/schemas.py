@@ -7,22 +7,44 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
+from recommender.external import LONGEST_S, SHORTEST_S
 from tuner_service.schemas import MAX_THREADS, Int, ProblemFields, Seconds, Wire
 
 TILES = {"BLOCK_M": [64, 128], "BLOCK_N": [64, 128], "num_stages": [2, 3, 4]}
 SharedText = Annotated[str, Field(min_length=1, max_length=200)]
 ParameterValue = bool | int | float | Annotated[str, Field(max_length=64)]
 ParameterValues = Annotated[list[ParameterValue], Field(min_length=1, max_length=1024)]
-Microseconds = Annotated[Seconds, Field(gt=0, le=1e12)]  # a number: neither true nor "5"
+Microseconds = Annotated[  # a number: neither true nor "5"
+    Seconds, Field(ge=SHORTEST_S * 1e6, le=LONGEST_S * 1e6)
+]
 ParameterName = Annotated[str, Field(max_length=64)]
 Configuration = Annotated[dict[ParameterName, ParameterValue], Field(min_length=1, max_length=32)]
 
 
-class StudyRequest(Wire):
-    """Describe a search over the parameters of a kernel of your own."""
+class StudyTerms(Wire):
+    """What a study is of and how it searches, besides its space; ``Study`` takes no other."""
 
     name: SharedText
     hardware: str = Field("", max_length=200, description="where it is measured, as you call it")
+    problem: ProblemFields | None = Field(
+        None,
+        description="sizes and other fields, of `kernel` or of a kernel of your own: of the latter "
+        "they tell how near earlier studies are",
+    )
+    strategy: Literal["model", "evolutionary", "random", "exhaustive"] = "model"
+    warm_start: bool = Field(
+        True,
+        description="begin with what earlier studies of this name and these parameters and "
+        "conditions found, on whatever hardware and for whatever problem: the nearer, the more "
+        "they count",
+    )
+    max_trials: Int = Field(200, ge=1, le=100_000)
+    seed: Int = Field(0, ge=0, le=2**31 - 1)
+
+
+class StudyRequest(StudyTerms):
+    """Describe a search over the parameters of a kernel of your own."""
+
     parameters: (
         Annotated[dict[ParameterName, ParameterValues], Field(min_length=1, max_length=32)] | None
     ) = Field(None, examples=[TILES])
@@ -47,21 +69,7 @@ class StudyRequest(Wire):
         description="instead of these: a kernel of the library, whose knobs the parameters are, "
         "for `problem` on `hardware` (a known device; empty: the host of the service)",
     )
-    problem: ProblemFields | None = Field(
-        None,
-        description="sizes and other fields, of `kernel` or of a kernel of your own: of the latter "
-        "they tell how near earlier studies are",
-    )
     threads: Int = Field(0, ge=0, le=MAX_THREADS, description="of `kernel`: cores; 0: all")
-    strategy: Literal["model", "evolutionary", "random", "exhaustive"] = "model"
-    warm_start: bool = Field(
-        True,
-        description="begin with what earlier studies of this name and these parameters and "
-        "conditions found, on whatever hardware and for whatever problem: the nearer, the more "
-        "they count",
-    )
-    max_trials: Int = Field(200, ge=1, le=100_000)
-    seed: Int = Field(0, ge=0, le=2**31 - 1)
 
 
 class StudyTrialOut(BaseModel):

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from db.store import SqlStore
 from recommender.errors import InvalidExternalSpace
 from recommender.external import ExternalSpace, Value
@@ -121,29 +123,62 @@ def written_down(
         InvalidRequest: conditions come with configurations (SV901).
         InvalidExternalSpace: these make no space (RC610).
     """
+    texts = _texts(conditions)
+    if default is not None:
+        default = _config("default", default)
     if configurations is None:
-        values = {_name(name): _options(name, all_) for name, all_ in (parameters or {}).items()}
-        return ExternalSpace(values, tuple(conditions), default)
-    if conditions:
+        given = _mapping("parameters", "a list of values by name", parameters)
+        values = {_name(name): _options(name, all_) for name, all_ in given.items()}
+        return ExternalSpace(values, texts, default)
+    if texts:
         raise InvalidRequest(message="expected conditions with parameters, found configurations")
-    return ExternalSpace.of_list(configurations, default)
+    if isinstance(configurations, (str, Mapping)) or not isinstance(configurations, Iterable):
+        raise _fault("configurations", "a list of configurations", configurations)
+    listed = [_config("configuration", one) for one in configurations]
+    return ExternalSpace.of_list(listed, default)
+
+
+def plain_value(found: Any) -> Any:
+    """Return a scalar of NumPy as the number or text that it is, and anything else as it is."""
+    return found.item() if isinstance(found, np.generic) else found
+
+
+def _fault(what: str, expected: str, found: object) -> InvalidExternalSpace:
+    return InvalidExternalSpace(what=what, expected=expected, found=repr(found)[:200])
+
+
+def _mapping(what: str, expected: str, found: object) -> Mapping[Any, Any]:
+    if not isinstance(found, Mapping):
+        raise _fault(what, expected, found)
+    return found
+
+
+def _config(what: str, found: object) -> dict[str, Any]:
+    given = _mapping(what, "a value for each parameter", found)
+    return {name: plain_value(value) for name, value in given.items()}
+
+
+def _texts(conditions: object) -> tuple[str, ...]:
+    """Return conditions; those of one text would be its letters."""
+    if isinstance(conditions, (str, bytes)) or not isinstance(conditions, Iterable):
+        raise _fault("conditions", "a list of texts", conditions)
+    found = tuple(conditions)
+    if not all(isinstance(one, str) for one in found):
+        raise _fault("conditions", "a list of texts", conditions)
+    return found
 
 
 def _name(found: object) -> str:
     if not isinstance(found, str):
-        raise InvalidExternalSpace(
-            what="parameter", expected="a text as its name", found=repr(found)
-        )
+        raise _fault("parameter", "a text as its name", found)
     return found
 
 
 def _options(name: str, found: object) -> tuple[Value, ...]:
     """Return the values of a parameter; a text has letters, which nobody means."""
     if isinstance(found, (str, bytes)) or not isinstance(found, Iterable):
-        raise InvalidExternalSpace(
-            what=f"values of {name}", expected="a list of values", found=repr(found)
-        )
-    return tuple(found)
+        raise _fault(f"values of {name}", "a list of values", found)
+    return tuple(plain_value(value) for value in found)
 
 
 def described(space: ExternalSpace | KernelSpace) -> dict[str, Any]:
