@@ -137,7 +137,8 @@ class JITImpl:
         """Return the traced program for the given arguments.
 
         Raises:
-            TypeMismatch: a lazy function returned something other than a program (TC202).
+            TypeMismatch: a lazy function has other parameters, or returned something other than a
+                program (TC202).
         """
         if isinstance(self.wrapped, PrimFunc):
             return self.wrapped
@@ -145,6 +146,7 @@ class JITImpl:
         if self._is_eager:
             static, constants = self._constants(args, kwargs)
             return trace_eager(self.function, static, self._annotations, constants)
+        bound_call(self.function, self.signature.bind, args, kwargs)
         func = self.wrapped(*args, **kwargs)
         if not isinstance(func, PrimFunc):
             raise TypeMismatch(

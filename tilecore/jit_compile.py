@@ -87,7 +87,7 @@ def mark_outputs(func: PrimFunc, out_idx: int | Sequence[int] | None) -> PrimFun
     """Return ``func`` with the parameters at ``out_idx`` recorded as its outputs.
 
     Raises:
-        ArgumentError: a position that is no tensor parameter (TC402).
+        ArgumentError: a position that is no tensor parameter, or one given twice (TC402).
     """
     if out_idx is None:
         return func
@@ -103,6 +103,13 @@ def mark_outputs(func: PrimFunc, out_idx: int | Sequence[int] | None) -> PrimFun
                 found=position,
             )
     normal = tuple(p % count for p in positions)
+    if len(set(normal)) < len(normal):
+        raise ArgumentError(
+            position=next(p for i, p in enumerate(positions) if normal[i] in normal[:i]),
+            name="out_idx",
+            expected="each output once",
+            found=positions,
+        )
     return replace(func, attrs={**func.attrs, "out_idx": normal})
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import tilecore as tilelang
 import tilecore.language as T
 from tilecore import runtime
 from tilecore.compiler import compile, lower
@@ -333,6 +334,40 @@ def test_updated_tensors_are_not_outputs_by_default():
     assert len(written_buffers(func.body)) == 3
     assert len(read_buffers(func.body)) == 4
     assert "atomic add total[i], A[b, i]" in str(func)
+
+
+@pytest.mark.parametrize("target", ["llvm", "h100"])
+def test_blocks_take_turns_at_one_place(target):
+    """Blocks that wait for each other by atomic loads were told of a race (TC204)."""
+    blocks, n = (40, 40) if target == "llvm" else (5, 40)
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((blocks, n), "float32"),
+        turn: T.Tensor((1,), "int32"),
+        last: T.Tensor((n,), "float32"),
+    ):
+        with T.Kernel(blocks, threads=64) as b:
+            thread = T.get_thread_binding()
+            if thread == 0:
+                while T.atomic_load(turn[0], memory_order="acquire") != b:
+                    pass
+            T.sync_threads()
+            for i in T.Parallel(n):
+                last[i] = last[i] * 0.5 + A[b, i]
+            T.sync_threads()
+            if thread == 0:
+                T.atomic_store(turn[0], b + 1, memory_order="release")
+
+    rng = np.random.default_rng(3)
+    a, last = rng.standard_normal((blocks, n), np.float32), np.zeros(n, np.float32)
+    kernel = tilelang.compile(main, target=target)
+    run = kernel if target == "llvm" else kernel.emulated()
+    run(a, np.zeros(1, np.int32), last)
+    expected = np.zeros(n)
+    for row in a:
+        expected = expected * 0.5 + row
+    np.testing.assert_allclose(last, expected, rtol=1e-5, atol=1e-5)
 
 
 def failing(body):

@@ -15,6 +15,8 @@ from tilecore.ir.expr import Const, Expr, as_bool, const
 from tilecore.ir.nodes import Alloc, Buffer, If, Jump, While
 from tilecore.ir.visitor import has_jump
 
+MOST_UNROLLED = 10_000  # iterations of a `while` whose test Python knows
+
 
 class Branch:
     """An ``if``: one side where the test is a Python bool, both sides where it is an expression."""
@@ -84,7 +86,13 @@ def while_loop(builder: Builder, test: Callable[[], Any], endless: bool) -> Iter
     """Yield once for a loop decided when the kernel runs, else as Python would.
 
     ``while True`` (``endless``) is a loop of the kernel, left by ``break``.
+
+    Raises:
+        TypeMismatch: the test is a buffer (TC202).
+        UnsupportedSyntax: a test that is an operation with jumps in the body, or one of known
+            values that stays true (TC101).
     """
+    span = builder.span
     before = len(builder.stmts)
     cond = const(True) if endless else test()
     if isinstance(cond, Buffer):  # to Python it is true for ever, and so would be the trace
@@ -107,9 +115,17 @@ def while_loop(builder: Builder, test: Callable[[], Any], endless: bool) -> Iter
         builder.emit(While(as_bool(cond), frame.body(), frame.span))
         return
     with builder.open("python"):
-        while cond:
+        for _ in range(MOST_UNROLLED):
+            if not cond:
+                return
             yield None
             cond = test()
+    raise UnsupportedSyntax(
+        expected="a `while` that ends, or one whose test the kernel computes",
+        found=f"a test of values known while tracing, true {MOST_UNROLLED} times",
+        hint="what it tests must be a T.alloc_var to change while the kernel runs",
+        span=span,
+    )
 
 
 def jump(builder: Builder, word: str) -> bool:

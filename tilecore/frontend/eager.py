@@ -64,9 +64,11 @@ class _Trace:
         if self.values is None:
             return self.symbols.setdefault(name, Var(name, dtype))
         if name not in self.values:
+            lists = [f"the list `{n}`" for n, v in self.static.items() if isinstance(v, list)]
             raise TypeMismatch(
                 expected=f"a value of T.const name `{name}`: `.compile({name}=...)` or tensors",
                 found=f"values of {', '.join(self.values) or 'nothing'}",
+                hint=f"give tensors of torch or NumPy for {' and '.join(lists)}" if lists else "",
             )
         value: Any = self.values[name]
         return value if isinstance(value, Expr) else int(value)

@@ -20,6 +20,7 @@ OWN_NAMES = {
 }  # fmt: skip
 _TORCH = re.compile(r"(\w+)\(\)(?:: argument .* must be Tensor, not| received an invalid combi)")
 _UFUNC = re.compile(r"callable (\w+) method|ufunc '(\w+)'")
+_BUILTIN = re.compile(r"bad operand type for (abs)\(\)|doesn't define __(round)__ method")
 _KEYWORD = re.compile(r"(?:\w+\.)*(\w+)\(\) got an unexpected keyword argument '(\w+)'")
 
 
@@ -37,6 +38,10 @@ def hint_of(error: Exception) -> str:
         return TILE
     if of_torch is not None:
         return _own("torch", of_torch[1])
+    builtin = _BUILTIN.search(text) if isinstance(error, TypeError) else None
+    if builtin is not None:
+        name = builtin[1] or builtin[2]
+        return f"{VALUES}: T.{name}(...), not {name}(...)"
     if isinstance(error, IndexError) and "(got " in text and "indices" in text:
         return FOREIGN
     return ""

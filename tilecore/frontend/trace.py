@@ -20,7 +20,7 @@ from tilecore.frontend.scope import Scope, is_symbolic
 from tilecore.frontend.signature import ParamSlot, TensorSpec, scalar, scalar_type
 from tilecore.ir.cuda_source import with_arguments
 from tilecore.ir.dtype import DType
-from tilecore.ir.expr import Load, Var, const
+from tilecore.ir.expr import Expr, Load, Var, const
 from tilecore.ir.nodes import Buffer, KernelLaunch, PrimFunc, Seq, Stmt
 from tilecore.ir.plain.negative_index import with_negative_indices
 from tilecore.ir.plain.unused_views import without_unused_views
@@ -44,8 +44,20 @@ def placing_errors(builder: Builder) -> Iterator[None]:
         raise
     except Exception as error:
         if not _raised_inside(error):
+            if isinstance(error, KeyError) and error.args and isinstance(error.args[0], Expr):
+                raise _unknown_key(error.args[0], builder.span) from error
             raise program_error(error, builder.span, hint_of(error)) from error
         raise
+
+
+def _unknown_key(key: Expr, span: SourceSpan) -> TypeMismatch:
+    """Return the error of a dict of Python that is asked for a value of the kernel."""
+    return TypeMismatch(
+        expected="a key known while the program is traced",
+        found=f"`{key}`, known only when the kernel runs",
+        hint="choose by `if` or T.if_then_else, or index a tensor or tile",
+        span=span,
+    )
 
 
 def _raised_inside(error: Exception) -> bool:

@@ -113,7 +113,7 @@ def _check_blocks(launch: nodes.KernelLaunch, facts: _Facts) -> None:
         for var, extent in zip(launch.block_vars, launch.grid, strict=True)
         if (int_value(extent) or 0) > 1
     ]
-    if any(isinstance(s, nodes.Jump) for s in walk(launch)):
+    if any(isinstance(s, nodes.Jump) or _waits_for_blocks(s) for s in walk(launch)):
         return
     for stmt in _always(launch.body):
         target, at, value = _global_write(stmt, facts)
@@ -123,6 +123,14 @@ def _check_blocks(launch: nodes.KernelLaunch, facts: _Facts) -> None:
                     what=f"all blocks along `{var.name}` write the same part of `{target.name}`",
                     hint=HINTS["blocks"], span=stmt.span,
                 )  # fmt: skip
+
+
+def _waits_for_blocks(stmt: Stmt) -> bool:
+    """Return whether ``stmt`` is a loop around an atomic access: blocks may take turns by it."""
+    if not isinstance(stmt, nodes.While):
+        return False
+    atomics = (s for s in walk(stmt) if isinstance(s, nodes.Atomic))
+    return any(s.buffer.scope == "global" for s in atomics)
 
 
 def _global_write(

@@ -78,7 +78,8 @@ class Expr:
         raise TypeMismatch(
             expected="a value known while the program is traced",
             found=f"`{self}`, known only when the kernel runs",
-            hint="use `if` inside the kernel body, T.if_then_else, or a Python constant",
+            hint="use `if` inside the kernel body, T.if_then_else, T.max or T.min (not max, min), "
+            "x == a or x == b (not x in (a, b)), or a Python constant",
         )
 
     def __float__(self) -> float:
@@ -93,7 +94,7 @@ class Expr:
             expected="an integer known while the program is traced",
             found=f"`{self}`, known only when the kernel runs",
             hint="index a tensor or tile instead of a Python list, loop with T.serial, "
-            "or unroll with a Python range",
+            "or unroll by a loop over the list itself (`for x in items`, enumerate, zip)",
         )
 
     def __add__(self, other: ExprLike) -> Expr:
@@ -300,12 +301,17 @@ def const(value: float | bool, dtype: str | None = None) -> Const:
     """Return a literal; without ``dtype``: bool, int32 (int64 where needed) or float32.
 
     One of float32, which may become a float64, keeps its digits; of 16 bits and less it is rounded.
+
+    Raises:
+        TypeMismatch: an integer without ``dtype`` that int64 does not hold (TC202).
     """
     if dtype is None:
         if isinstance(value, (bool, np.bool_)):
             dtype = "bool"
         elif isinstance(value, (int, np.integer)):
             dtype = "int32" if -(2**31) <= int(value) < 2**31 else "int64"
+            if not holds(dtype, int(value)):
+                raise TypeMismatch(expected="a number that int64 holds", found=value)
         else:
             dtype = "float32"
     kind = DType(dtype)

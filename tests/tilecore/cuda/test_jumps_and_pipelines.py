@@ -104,3 +104,43 @@ def test_producers_leave_as_the_others_do(leave):
     (launch,) = plan.launches.values()
     (pipeline,) = launch.pipelines.values()
     assert len(pipeline.boxes) == 2
+
+
+@T.prim_func
+def two_products(
+    Q: T.Tensor((16, 32), "float16"),
+    K: T.Tensor((48, 32), "float16"),
+    V: T.Tensor((48, 32), "float16"),
+    blocks: T.Tensor((3,), "int32"),
+    Out: T.Tensor((16, 32), "float16"),
+):
+    with T.Kernel(1, threads=128):
+        q = T.alloc_shared((16, 32), "float16")
+        k = T.alloc_shared((16, 32), "float16")
+        v = T.alloc_shared((16, 32), "float16")
+        p = T.alloc_shared((16, 16), "float16")
+        s = T.alloc_fragment((16, 16), "float32")
+        o = T.alloc_fragment((16, 32), "float32")
+        T.copy(Q, q)
+        T.clear(o)
+        for n in T.Pipelined(3, num_stages=2):
+            block = blocks[n]
+            if block < 0:
+                break
+            T.copy(K[block * 16 : block * 16 + 16, :], k)
+            T.copy(V[block * 16 : block * 16 + 16, :], v)
+            T.gemm(q, k, s, transpose_B=True, clear_accum=True)
+            T.copy(s, p)
+            T.gemm(p, v, o)
+        T.copy(o, Out)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "h100"])
+def test_all_copies_have_arrived_where_their_memory_is_used_again(target):
+    """Each thread had waited for its own copies, and wrote where others' were under way."""
+    rng = np.random.default_rng(5)
+    q, k, v = (rng.standard_normal((n, 32)).astype(np.float16) for n in (16, 48, 48))
+    o = np.zeros((16, 32), np.float16)
+    run_emulated(two_products, target, [q, k, v, np.array([1, -1, 2], np.int32), o], ALL_SCHEDULES)
+    expected = q.astype(float) @ k[16:32].astype(float).T @ v[16:32].astype(float)
+    np.testing.assert_allclose(o, expected, rtol=2e-2, atol=0.2)

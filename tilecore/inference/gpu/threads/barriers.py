@@ -28,7 +28,7 @@ from tilecore.ir.arithmetic.trips import trip_count
 from tilecore.ir.expr import Call, Expr, Load, Var, int_value
 from tilecore.ir.nodes import Buffer, KernelLaunch, Stmt
 from tilecore.ir.values.evaluate import evaluate
-from tilecore.ir.visitor import children, expressions, flat, walk, walk_expr
+from tilecore.ir.visitor import children, expressions, flat, has_jump, walk, walk_expr
 
 
 class _Unordered(Exception):
@@ -282,6 +282,8 @@ class Barriers:
             touched = self._touch(stmt, own.union(Touched(written=filled)), touched)
             # All copies have been waited for where the last turn begins.
             after = self._turn(stmt.body, Touched())
+            if has_jump(stmt.body):  # who leaves has waited for its own copies under way alone
+                after = after.union(Touched(written=filled))
             if _surely_runs(stmt):
                 return after
             return Touched(touched.read, touched.written - filled).union(after)
