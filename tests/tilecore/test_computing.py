@@ -689,6 +689,21 @@ def test_arguments_that_cannot_be_computed_with():
         function()
 
 
+@pytest.mark.parametrize(
+    ("function", "hint"),
+    [
+        (lambda x: x * x.max().item(), "without .item()"),
+        (lambda x: x / float(x.sum()), "without float(...)"),
+        (lambda x: x if x.sum() > 0 else -x, "where(condition, a, b)"),
+    ],
+)
+@pytest.mark.parametrize("of", [np.ones, torch.ones])
+def test_who_asks_for_elements_is_told_what_to_write(function, hint, of):
+    with pytest.raises(TileError, match="where Python decides") as caught:
+        tilecore.compute(function)(of((3, 4)))
+    assert hint in caught.value.hint
+
+
 def test_of_tensors_without_elements_the_function_itself_computes():
     function = tilecore.compute(lambda x, y: (F.softmax(x @ y, -1), np.exp(y), y.sum(0)))
     for x, y in [

@@ -99,7 +99,7 @@ class Array(Traced):
 
     def item(self, *args: Any) -> Any:
         """Return an element, where no argument decides on it."""
-        return self.elements.item(*args)
+        return self._number(".item()").item(*args)
 
     def __getitem__(self, index: Any) -> Any:
         entries = index if isinstance(index, tuple) else (index,)

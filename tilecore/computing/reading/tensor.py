@@ -169,14 +169,22 @@ class Traced(View):
     @property
     def elements(self) -> Any:
         """A tensor of torch with its elements, where no argument decides on them."""
+        return self._known_elements(
+            f"use {'numpy' if device() is None else 'torch'}.where(condition, a, b)"
+        )
+
+    def _number(self, form: str) -> Any:
+        """Return its one element as Python's; ``form``: how the function asks for it."""
+        return self._known_elements(f"compute with the tensor itself, without {form}")
+
+    def _known_elements(self, hint: str) -> Any:
         if not calls.is_constant(self.node):
             nodes = ordered([self.node])
             is_of_held = all(n.kind != "input" or "held" in n.attrs for n in nodes)
             is_of_held = is_of_held and not any("is_real" in n.attrs for n in nodes)
             raise (Deciding if is_of_held else UnsupportedSyntax)(
                 expected="a computation whose steps do not depend on elements",
-                found="a tensor where Python decides", span=caller(),
-                hint=f"use {'numpy' if device() is None else 'torch'}.where(condition, a, b)",
+                found="a tensor where Python decides", span=caller(), hint=hint,
             )  # fmt: skip
         from tilecore.computing.reading import creation
 
@@ -261,21 +269,21 @@ class Traced(View):
         return bool(self.elements)
 
     def __int__(self) -> int:
-        return int(self.elements)
+        return int(self._number("int(...)"))
 
     def __float__(self) -> float:
-        return float(self.elements)
+        return float(self._number("float(...)"))
 
     def __index__(self) -> int:
         return operator.index(self.elements)
 
     def item(self) -> Any:
         """Return its one element, where no argument decides on it."""
-        return self.elements.item()
+        return self._number(".item()").item()
 
     def tolist(self) -> Any:
         """Return its elements, where no argument decides on them."""
-        return self.elements.tolist()
+        return self._number(".tolist()").tolist()
 
     def __getattr__(self, name: str) -> Any:
         if name in ALIASES or name in FUNCTIONS:
