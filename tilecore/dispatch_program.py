@@ -81,11 +81,12 @@ def _of_function(impl: JITImpl, path: str) -> Make:
         own = impl.own_arguments({**problem, **knobs})
         try:
             func = impl.program(**own)
-        except TypeError as error:
-            if "required" not in str(error):  # a fault in the function
+        except (TypeError, TypeMismatch) as error:
+            missing = error.hint if isinstance(error, TypeMismatch) else str(error)
+            if "required" not in missing:  # a fault in the function
                 raise
             expected = "a table whose fields, dims and knobs are the function's arguments"
-            raise InvalidDispatchTable(path=path, expected=expected, found=str(error)) from error
+            raise InvalidDispatchTable(path=path, expected=expected, found=missing) from error
         rest = {k: v for k, v in problem.items() if k not in own}
         known = {v.name for v in dimensions(func)}
         strange = sorted(set(rest) - known)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import tilecore
+from tilecore.computing.planning.plan import Called, Launch
 
 # Of what is rounded once; some functions round on their way.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 8e-3}
@@ -115,3 +116,51 @@ def test_neighbours_on_gpus_are_read_where_they_lie(width, target):
         lambda x: torch.stack([x[:, 8:89:3], x[:, 8:89:3] * 2, x[:, 8:89:3] * 3], -1), target=target
     )
     assert "Launch" in steps(strided, third)
+
+
+VIEWS_OF_ONE = [  # and how many kernels there are
+    (lambda x, y: torch.stack([x * 2, y + 1])[1] * x, 1),
+    (lambda x, y: torch.stack([x * 2, y + 1], -1)[..., 0] * x, 1),
+    (lambda x, y: torch.stack([x * 2, y + 1], 1)[:, -1, ::2].exp(), 2),
+    (lambda x, y: torch.stack([x * 2, y + 1], 1)[2:, 1:2].exp(), 2),
+    (lambda x, y: torch.cat([x * 2, y + 1])[x.shape[0]] + 1, 2),
+    (lambda x, y: torch.cat([x, y + 1], 1)[:, -3:] * 2, 2),
+    (lambda x, y: torch.cat([x, y + 1], 1)[:, -8:] * 2, 1),
+    (lambda x, y: torch.cat([x, y + 1], 1)[None, 1:3, 2:7:2] * 2, 1),
+    (lambda x, y: torch.stack([x @ y.T, y @ x.T])[0].relu(), 1),
+]
+
+
+@pytest.mark.parametrize(("function", "kernels"), VIEWS_OF_ONE)
+def test_what_lies_within_one_part_is_read_there(function, kernels):
+    x, y = torch.randn(6, 8), torch.randn(6, 8)
+    computation = tilecore.compute(function)
+    torch.testing.assert_close(computation(x, y), function(x, y), rtol=1e-5, atol=1e-5)
+    steps = computation.plan(x, y).steps
+    assert not any(isinstance(step, Called) for step in steps)
+    assert sum(isinstance(step, Launch) for step in steps) == kernels
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: torch.cat([x, y])[x.shape[0] - 1 : x.shape[0] + 2] * 2,  # of both
+        lambda x, y: torch.cat([x, y.double()])[1] * 2,  # of another type
+        lambda x, y: torch.cat([x, y]).flip(0)[1:3] * 2,
+    ],
+)
+def test_what_does_not_is_read_of_the_whole(function):
+    x, y = torch.randn(6, 8), torch.randn(6, 8)
+    found, wanted = tilecore.compute(function)(x, y), function(x, y)
+    assert found.dtype == wanted.dtype
+    torch.testing.assert_close(found, wanted)
+
+
+def test_results_that_share_memory_go_on_to():
+    def function(x, y):
+        whole = torch.stack([x * 2, y + 1])
+        return whole, whole[0]
+
+    whole, part = tilecore.compute(function)(torch.randn(6, 8), torch.randn(6, 8))
+    part.zero_()
+    assert float(whole[0].abs().max()) == 0

@@ -99,7 +99,12 @@ def _value(e: Expr, env: Environment, memo: dict[int, Any]) -> Any:
         is_narrow = value.dtype.kind in "iu" and value.dtype != np.int64
         result = value.astype(np.int64) if is_narrow else value
     elif isinstance(e, Binary):
-        result = _BINARY[e.op](_value(e.a, env, memo), _value(e.b, env, memo))
+        links = [e]  # of a sum of many terms, deeper than Python recurses
+        while isinstance(first := links[-1].a, Binary) and id(first) not in memo:
+            links.append(first)
+        result = _value(first, env, memo)
+        for link in reversed(links):
+            result = memo[id(link)] = _BINARY[link.op](result, _value(link.b, env, memo))
     elif isinstance(e, Unary):
         result = _UNARY[e.op](_value(e.a, env, memo))
     elif isinstance(e, Select):

@@ -311,7 +311,7 @@ def const(value: float | bool, dtype: str | None = None) -> Const:
         elif isinstance(value, (int, np.integer)):
             dtype = "int32" if -(2**31) <= int(value) < 2**31 else "int64"
             if not holds(dtype, int(value)):
-                raise TypeMismatch(expected="a number that int64 holds", found=value)
+                raise TypeMismatch(expected="an integer below 2^63", found=value)
         else:
             dtype = "float32"
     kind = DType(dtype)

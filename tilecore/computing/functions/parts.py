@@ -6,7 +6,7 @@ x2 * cos2 + x1 * sin2])``, which reads and writes each element once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +19,7 @@ from tilecore.computing.graph import (
     ordered,
     reshaped,
     rewritten,
+    rewritten_beside,
     sliced,
 )
 
@@ -30,9 +31,20 @@ LYING = ("input", "view", "call")  # tensors that no kernel could still compute 
 def in_parts(roots: Sequence[Node]) -> list[Node]:
     """Return roots in which equal parts are computed by one kernel, with what follows them."""
     users = consumers(ordered(roots))
-    found = rewritten(rewritten(roots, _Push(users).change), _with_kernel)
+    found = rewritten(rewritten_beside(roots, _Push(users, seen_from(roots)).change), _with_kernel)
     users = consumers(ordered(found))
     return rewritten(found, lambda node: _as_it_is(node, users))
+
+
+def seen_from(roots: Sequence[Node]) -> set[Node]:
+    """Return roots, and what they are views of: results that share memory."""
+    found: set[Node] = set()
+    for root in roots:
+        found.add(root)
+        while root.kind == "view":
+            (root,) = root.producers
+            found.add(root)
+    return found
 
 
 def _as_it_is(node: Node, users: Mapping[Node, Sequence[Node]]) -> Node:
@@ -107,10 +119,12 @@ class Split:
 class _Push:
     """Functions of elements of parts in place of those of the whole."""
 
-    def __init__(self, users: Mapping[Node, Sequence[Node]]) -> None:
-        self._users = users
+    def __init__(self, users: Mapping[Node, Sequence[Node]], returned: Collection[Node]) -> None:
+        self._users, self._returned = users, returned
 
-    def change(self, node: Node) -> Node:
+    def change(self, node: Node, before: Node) -> Node:
+        if (node.kind, node.op) == ("view", "slice") and before not in self._returned:
+            return _of_one_part(node)
         if node.kind != "pointwise" or node.dtype not in FLOATS:
             return node
         splits = [s for s in map(Split.of, node.producers) if s is not None]
@@ -149,6 +163,43 @@ class _Push:
         first = at * split.parts[0].shape[split.axis] if split.op == "cat" else at
         entry: Any = slice(first, first + shape[axis]) if split.op == "cat" else first
         return sliced(x, (*[slice(None)] * axis, entry), shape, x.span)
+
+
+def _of_one_part(view: Node) -> Node:
+    """Return what lies within one part of a tensor as a view of that part; else the node."""
+    (whole,) = view.producers
+    if whole.kind != "call" or whole.op not in JOINING:
+        return view
+    axis = whole.attrs["call"].args[1] % len(whole.shape)
+    index = view.attrs["index"]
+    places = [at for at, entry in enumerate(index) if entry is not None]
+    parts = [(part, part.shape[axis] if whole.op == "cat" else 1) for part in whole.producers]
+    if axis >= len(places) or not all(isinstance(extent, int) for _, extent in parts):
+        return view
+    entry = index[at := places[axis]]
+    bounds = (entry.start, entry.stop) if isinstance(entry, slice) else (entry,)
+    if not all(n is None or isinstance(n, int) for n in bounds):
+        return view
+    is_one = isinstance(entry, int)
+    taken = range(sum(extent for _, extent in parts))[slice(entry, None) if is_one else entry]
+    if not taken or taken.step < 1:
+        return view
+    first, last = taken[0], taken[0] if is_one else taken[-1]
+    begin = 0
+    for part, extent in parts:
+        if begin <= first and last < begin + extent and part.dtype == whole.dtype:
+            own: tuple[Any, ...] = (slice(first - begin, last - begin + 1, taken.step),)
+            if is_one:
+                own = (first - begin,) if whole.op == "cat" else ()
+            elif whole.op == "stack":
+                own = (None,)
+            rest = (*index[:at], *own, *index[at + 1 :])
+            is_forward = all(not isinstance(n, slice) or n.step in (None, 1) for n in rest)
+            if is_forward and view.size == part.size:
+                return reshaped(part, view.shape, view.span)
+            return sliced(part, rest, view.shape, view.span)
+        begin += extent
+    return view
 
 
 def _shape(whole: Sequence[Any], split: Split) -> tuple[Any, ...]:

@@ -39,6 +39,7 @@ SUMS = ("fold", "added")  # cores of which what they add up may be computed on t
 CORES = ("product", "grouped", "attention", "fold", "added")
 WITHOUT_KERNEL = ("input", "view", "call")
 PLAIN = ("add", "sub", "mul", "neg", "abs", "cast", "maximum", "minimum")  # as fast as reading
+MOST_MEMBERS = 128  # of a kernel: expressions are nested as deep, each pass goes through them
 MOST_REPEATED = 4  # operations, one after the other
 FEW_COLUMNS = 64  # of a product: its transpose has rows so few that CPUs have a form for them
 
@@ -107,7 +108,8 @@ class Group:
             **dict.fromkeys(CORES, self._ends),
         }
         check = checks.get(node.kind)
-        return check is not None and check(node)
+        is_full = node.kind == "pointwise" and len(self.members) >= MOST_MEMBERS
+        return check is not None and not is_full and check(node)
 
     def _is_before(self, users: Sequence[Node]) -> bool:
         """Return whether what these read is what a sum adds up."""

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from tilecore.computing.graph import Node
-from tilecore.computing.planning.fusion import Group
+from tilecore.computing.planning.fusion import MOST_MEMBERS, Group
 
 MOST_TENSORS = 16  # that a kernel reads and writes: more are more streams than caches follow
 Step = Group | Node
@@ -99,6 +99,8 @@ def _is_whole(node: Node, group: Group) -> bool:
 def _fit(one: Group, other: Group) -> bool:
     """Return whether two kernels run through the same rows, and one may have all their tensors."""
     if one.rows != other.rows or one.computed_in != other.computed_in:
+        return False
+    if len({*one.members, *other.members}) > MOST_MEMBERS:
         return False
     if not (one.has_reductions or other.has_reductions):
         if one.root.shape != other.root.shape:
