@@ -109,6 +109,70 @@ def escapes(x: Array, y: Array) -> Array:
     return steps
 
 
+def alive(cells: Array) -> Array:
+    around = np.zeros(cells.shape, dtype=int)
+    for i in (-1, 0, 1):
+        for j in (-1, 0, 1):
+            if i or j:
+                around += np.roll(np.roll(cells, i, 0), j, 1)
+    return ((around == 3) | ((cells == 1) & (around == 2))).astype(cells.dtype)
+
+
+def swung(y: Array) -> Array:
+    def slope(y: Array) -> Array:
+        return np.array([y[1], -y[0]])
+
+    for _ in range(5):
+        first = slope(y)
+        second = slope(y + 0.005 * first)
+        third = slope(y + 0.005 * second)
+        fourth = slope(y + 0.01 * third)
+        y = y + 0.01 / 6 * (first + 2 * second + 2 * third + fourth)
+    return y
+
+
+def pulled(at: Array, speed: Array, mass: Array) -> Array:
+    for _ in range(2):
+        apart = at[None] - at[:, None]
+        far = np.sqrt((apart**2).sum(-1)) + np.eye(len(at), dtype=at.dtype)
+        speed = speed + 0.01 * (mass[None, :, None] * apart / far[..., None] ** 3).sum(1)
+        at = at + 0.01 * speed
+    return at
+
+
+def points(depth: Array) -> Array:
+    z = depth.astype(np.float32) / 1000
+    rows, columns = depth.shape
+    u, v = np.meshgrid(np.arange(columns), np.arange(rows))
+    return np.stack([(u - 320) * z / 500, (v - 240) * z / 500, z], axis=-1).reshape(-1, 3)
+
+
+def centres(x: Array, means: Array) -> Array:
+    for _ in range(3):
+        nearest = ((x[:, None] - means) ** 2).sum(-1).argmin(1)
+        means = np.array([
+            np.where((nearest == k)[:, None], x, 0).sum(0) / np.maximum((nearest == k).sum(), 1)
+            for k in range(4)
+        ])  # fmt: skip
+    return means
+
+
+def gates(x: Array, state: Array, w: Array, b: Array) -> Array:
+    kept, taken, shown, new = np.split(np.concatenate([x, state], axis=1) @ w.T + b, 4, axis=1)
+    state = state / (1 + np.exp(-kept)) + np.tanh(new) / (1 + np.exp(-taken))
+    return np.tanh(state) / (1 + np.exp(-shown))
+
+
+def convolved(x: Array, w: Array) -> Array:
+    y = np.zeros((w.shape[0], x.shape[1] - 2, x.shape[2] - 2), dtype=x.dtype)
+    for f in range(w.shape[0]):
+        for i in range(3):
+            for j in range(3):
+                part = x[:, i : i + y.shape[1], j : j + y.shape[2]]
+                y[f] += np.einsum("c,chw->hw", w[f, :, i, j], part)
+    return np.maximum(y, 0)
+
+
 def _normal(*shape: int) -> Array:
     return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
 
@@ -141,6 +205,21 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Array, ...]]] = {
         regressed, (_normal(5000, 30), abs(_normal(5000)) % 1, _normal(30)),
     ),
     "escape times 512x512, 20 steps": (escapes, (_normal(512, 512) % 2, _normal(512, 512) % 2)),
+    "game of life 512x512": (alive, (_integers(2, 512 * 512).reshape(512, 512),)),
+    "five steps of Runge-Kutta, 2 numbers": (swung, (_normal(2),)),
+    "two steps of 300 bodies": (
+        pulled, (_normal(300, 3), _normal(300, 3), abs(_normal(300))),
+    ),
+    "points of a depth image 480x640": (
+        points, (_integers(2**16, 480 * 640).astype(np.uint16).reshape(480, 640),),
+    ),
+    "three steps of k-means 5000x8": (centres, (_normal(5000, 8), _normal(4, 8))),
+    "gates of a cell 64x256": (
+        gates, (_normal(64, 256), _normal(64, 256), _normal(1024, 512) / 32, _normal(1024)),
+    ),
+    "convolution by loops 3x128x128 to 8": (
+        convolved, (_normal(3, 128, 128), _normal(8, 3, 3, 3)),
+    ),
     "sum of two 64x64": (np.add, (_normal(64, 64), _normal(64, 64))),
     "softmax 32x1000": (softmax, (_normal(32, 1000),)),
     "spectrum 1024x1024 (rfft by NumPy)": (complex_spectrum, (_normal(1024, 1024),)),
@@ -162,7 +241,7 @@ def measured(name: str, threads: int, rounds: int, dtype: str) -> Row:
     calls = {"ours": lambda: computation(*given), "numpy": lambda: function(*given)}
     found = interleaved(calls, threads, rounds)
     ms = {way: 1e3 * statistics.median(times) for way, times in found.items()}
-    print(f"| {name} | {threads} | {ms['ours']:.2f} | {ms['numpy'] / ms['ours']:.2f} | "
+    print(f"| {name} | {threads} | {ms['ours']:.3f} | {ms['numpy'] / ms['ours']:.2f} | "
           f"{error:.1e}, {own:.1e} |", flush=True)  # fmt: skip
     return {
         "case": name,
