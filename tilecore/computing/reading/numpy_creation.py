@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tilecore.computing import calls, operands
-from tilecore.computing.extents import Extent
+from tilecore.computing.extents import Extent, varies
 from tilecore.computing.operands import caller
 from tilecore.computing.reading.numpy_functions import computed
 from tilecore.computing.reading.storage import Storage
@@ -28,7 +28,7 @@ from tilecore.computing.reading.windows import Filled
 
 FILLED: Mapping[str, int] = MappingProxyType({"zeros": 0, "ones": 1, "empty": 0})
 TABLES = ("arange", "eye", "identity", "linspace", "tri")
-OTHERS = ("scipy", "sklearn", "pandas")  # packages that look into memory
+OTHERS = ("tilecore", "scipy", "sklearn", "pandas")  # packages whose arrays stay NumPy's
 OF_DATA = ("array", "asarray", "asanyarray", "ascontiguousarray")
 
 
@@ -40,7 +40,9 @@ def _filled(number: Any, shape: Any, dtype: Any = float, order: str = "C") -> An
     shape = (shape,) if isinstance(shape, int | np.integer | Extent) else tuple(shape)
     kind = np.dtype(float if dtype is None else dtype).name
     is_plain = all(isinstance(n, int | np.integer | Extent) for n in shape)
-    if not is_plain or kind not in calls.TYPES or order != "C" or any(n == 0 for n in shape):
+    if not is_plain or kind not in calls.TYPES or order != "C":
+        return None
+    if any(not varies(n) and n <= 0 for n in shape):
         return None
     extents = tuple(n if isinstance(n, Extent) else int(n) for n in shape)
     return Traced(Storage.of(Filled(number, kind, caller()).of(extents), has_place=True))
