@@ -141,10 +141,10 @@ class ModelCorrupt(DatabaseError):
 
 
 class UnknownRun(DatabaseError):
-    """No tuning run has this id."""
+    """No tuning run has this id, and no group of them."""
 
     code, title = "DB809", "unknown-run"
-    template = "expected the id of a tuning run, found {found!r}"
+    template = "expected the id of a {what}, found {found!r}"
     default_hint = "list the runs: `tilecore runs` or GET /v1/tuning-runs"
 
 

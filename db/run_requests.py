@@ -182,7 +182,7 @@ class RunRequests:
         with self._database.read() as session:
             row = session.scalars(select(RunRow).where(RunRow.public_id == public_id)).first()
             if row is None:
-                raise UnknownRun(found=public_id)
+                raise UnknownRun(what="tuning run", found=public_id)
             return run_of(row)
 
     def of_group(self, group: str) -> Sequence[RunRecord]:
@@ -195,7 +195,8 @@ class RunRequests:
         with self._database.read() as session:
             found = [run_of(row) for row in session.scalars(query)]
         if not found:
-            raise UnknownRun(found=group)
+            hint = "POST /v1/tuning-runs:batch returned it"
+            raise UnknownRun(what="group of tuning runs", found=group, hint=hint)
         return found
 
     @contextmanager
@@ -205,7 +206,7 @@ class RunRequests:
             query = select(RunRow).where(RunRow.public_id == public_id).with_for_update(of=RunRow)
             row = session.scalars(query).first()
             if row is None:
-                raise UnknownRun(found=public_id)
+                raise UnknownRun(what="tuning run", found=public_id)
             yield session, row
 
     def _ask(self, session: Session, row: RunRow, wish: str) -> None:

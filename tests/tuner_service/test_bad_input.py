@@ -306,3 +306,12 @@ def test_times_and_numbers_of_an_address_say_what_was_found(client):
         "best=perhaps": "best: expected true or false, found 'perhaps'",
     }.items():
         assert told in problem(client.get(f"/v1/measurements?{query}"), 422, "SV901")["detail"]
+
+
+def test_names_that_nothing_has_are_told(client):
+    for path in ("tuning-runs", "measurements"):
+        detail = problem(client.get(f"/v1/{path}?kernel=gem"), 404, "TC501")["detail"]
+        assert "found 'gem'" in detail
+    detail = problem(client.get("/v1/run-groups/zz"), 404, "DB809")["detail"]
+    assert "the id of a group of tuning runs" in detail
+    assert client.get("/v1/tuning-runs?kernel=program:0123").status_code == 200

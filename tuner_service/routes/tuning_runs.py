@@ -16,6 +16,7 @@ from db.records import RunRecord, TrialRecord
 from db.store import SqlStore
 from tuner_service.answers.answering import asked
 from tuner_service.jobs import Effort, submit
+from tuner_service.log_names import logged_kernel
 from tuner_service.questions import Question
 from tuner_service.report import partial_result
 from tuner_service.routes.context import (
@@ -88,7 +89,7 @@ async def create_tuning_run(
     return run
 
 
-@router.get("", responses=documented(422))
+@router.get("", responses=documented(404, 422))
 def list_tuning_runs(
     store: Store,
     state: RunState | None = None,
@@ -99,6 +100,7 @@ def list_tuning_runs(
     cursor: Cursor = None,
 ) -> TuningRunPage:
     """Return runs, newest first."""
+    kernel = None if kernel is None else logged_kernel(kernel)
     runs, more = page_of(
         f"runs:{state}:{kernel}:{group}:{created_by!r}", limit, cursor,
         lambda count, last: store.runs.list(
