@@ -436,7 +436,7 @@ def test_a_group_is_queued_whole_and_once(store, make_workload):
         store.runs.create_all(batch("other"))
     assert [r.id for r in store.runs.of_group("g-1")] == [r.id for r in runs]
     assert len(store.runs.list(group="g-1")) == len(store.runs.list()) == 3
-    with pytest.raises(UnknownRun, match="DB809.*group of tuning runs"):
+    with pytest.raises(UnknownRun, match=r"DB809.*group of tuning runs"):
         store.runs.of_group("g-2")
 
 
