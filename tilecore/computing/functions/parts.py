@@ -31,12 +31,12 @@ LYING = ("input", "view", "call")  # tensors that no kernel could still compute 
 def in_parts(roots: Sequence[Node]) -> list[Node]:
     """Return roots in which equal parts are computed by one kernel, with what follows them."""
     users = consumers(ordered(roots))
-    found = rewritten(rewritten_beside(roots, _Push(users, seen_from(roots)).change), _with_kernel)
+    found = rewritten(rewritten_beside(roots, _Push(users, _seen_from(roots)).change), _with_kernel)
     users = consumers(ordered(found))
     return rewritten(found, lambda node: _as_it_is(node, users))
 
 
-def seen_from(roots: Sequence[Node]) -> set[Node]:
+def _seen_from(roots: Sequence[Node]) -> set[Node]:
     """Return roots, and what they are views of: results that share memory."""
     found: set[Node] = set()
     for root in roots:
