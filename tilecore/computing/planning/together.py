@@ -13,18 +13,42 @@ from tilecore.computing.graph import Node
 from tilecore.computing.planning.fusion import MOST_MEMBERS, Group
 
 MOST_TENSORS = 16  # that a kernel reads and writes: more are more streams than caches follow
+MOST_AT_ONCE = 256  # steps among which pairs are looked for: time grows with their square
 Step = Group | Node
 
 
 def together(order: Sequence[Step], results: Sequence[Node]) -> list[Step]:
-    """Return steps of which those that are better one kernel are one, in an order that runs."""
+    """Return steps of which those that are better one kernel are one, in an order that runs.
+
+    Of long plans neighbours come first: what lies between two steps lies between them in the order.
+    """
     found, wanted = list(order), set(results)
+    while len(found) > MOST_AT_ONCE:
+        before = len(found)
+        parts = [found[at : at + MOST_AT_ONCE] for at in range(0, before, MOST_AT_ONCE)]
+        found = [
+            step
+            for part in parts
+            for step in _together(part, wanted.union(*_read_outside(part, parts)))
+        ]
+        if len(found) > before // 2:
+            break
+    return _together(found, wanted)
+
+
+def _together(order: list[Step], wanted: set[Node]) -> list[Step]:
+    """Return the same; ``wanted``: what others read as well."""
     while True:
-        graph = _Graph(found)
+        graph = _Graph(order)
         pair = next(graph.pairs(), None)
         if pair is None:
-            return found
-        found = graph.joined(*pair, wanted)
+            return order
+        order = graph.joined(*pair, wanted)
+
+
+def _read_outside(part: list[Step], parts: Sequence[list[Step]]) -> Iterator[Sequence[Node]]:
+    """Yield what the steps of other parts read."""
+    return (read_by(step) for other in parts if other is not part for step in other)
 
 
 class _Graph:
@@ -35,11 +59,15 @@ class _Graph:
         self._makers = {node: at for at, step in enumerate(order) for node in made_by(step)}
         self._needs: list[int] = []  # a bit for each step that one needs, of whatever distance
         for step in order:
-            makers = {self._makers[node] for node in read_by(step)}
+            makers = self._of(read_by(step))
             needs = 0
             for maker in makers:
                 needs |= self._needs[maker] | 1 << maker
             self._needs.append(needs)
+
+    def _of(self, nodes: Sequence[Node]) -> set[int]:
+        """Return the steps that make some tensors; others lie further in front."""
+        return {self._makers[node] for node in nodes if node in self._makers}
 
     def pairs(self) -> Iterator[tuple[int, int]]:
         """Yield the numbers of steps that can be one."""
@@ -48,7 +76,7 @@ class _Graph:
             if not isinstance(step, Group) or not step.is_of_rows:
                 continue
             for operand in step.operands:
-                others = [self._makers[operand], *readers.get(operand, ())]
+                others = [*self._of([operand]), *readers.get(operand, ())]
                 for other in others:
                     if self._can_join(other, at):
                         yield other, at
@@ -60,7 +88,7 @@ class _Graph:
         assert isinstance(other, Group)
         if not isinstance(one, Group) or not one.is_of_rows or not _fit(one, other):
             return False
-        between = {self._makers[node] for node in other.operands} - {first}
+        between = self._of(other.operands) - {first}
         return not any(self._needs[at] >> first & 1 for at in between)
 
     def joined(self, first: int, last: int, results: set[Node]) -> list[Step]:
