@@ -135,8 +135,8 @@ def need_own_class(name: str, tensor: Any, span: SourceSpan | None = None) -> No
     Raises:
         TypeMismatch: it is one (TC202).
     """
-    is_own = type(tensor) in (np.ndarray, np.memmap) or getattr(tensor, "is_own", False)
-    if isinstance(tensor, np.ndarray) and not is_own:
+    tensor = plain(tensor)
+    if isinstance(tensor, np.ndarray) and type(tensor) not in (np.ndarray, np.memmap):
         raise TypeMismatch(
             expected=f"`{name}` as an array of NumPy's own class", found=type(tensor).__name__,
             span=span, hint="convert it first: np.asarray(x)",

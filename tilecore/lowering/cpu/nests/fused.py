@@ -52,7 +52,7 @@ class FusedLowering:
         }
         stores = [lanes_of(step, target) for step in nest.steps if isinstance(step, Store)]
         self.lanes = min([*stores, *(fold.lanes for fold in self.folds.values())])
-        for fold in self.folds.values():
+        for fold in self.folds.values():  # as many rows are folded together
             fold.lanes = self.lanes
 
     def emit(self) -> None:
